@@ -28,9 +28,9 @@ from nbparallel.sharing.memory.array_layout import describe_dtype
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.name_updates import NameKind, NameUpdate
 
-PIECE_NBYTES = 1 << 20
-"""Of a piece; one is in a worker's process several times at once."""
-WINDOW = 4
+PIECE_NBYTES = 2 << 20
+"""Of a piece: for each the scheduler of Dask connects with each worker anew, which holds it for a moment."""
+WINDOW = 2
 """Pieces on their way at the same time."""
 ONCE = (
     "; what is written into an array here is not seen there, until its name is bound to another one or is "
@@ -100,7 +100,7 @@ class HostArrays(SharedArrays):
                     number, start, piece = pieces.get_nowait()
                 except queue.Empty:
                     return
-                data = pickle.dumps((number, start, pickle.PickleBuffer(piece)), 5)
+                data = pickle.dumps((number, start, pickle.PickleBuffer(piece.data)), 5)
                 pool.ask("fill", dict.fromkeys(lacking[number], data), ANSWER_SECONDS)
 
         seconds = ANSWER_SECONDS * (1 + pieces.qsize())

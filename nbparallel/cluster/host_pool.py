@@ -280,8 +280,9 @@ class HostPool:
         try:
             self.ask("hello", {host: ()}, ANSWER_SECONDS)
         except StartError as error:
-            self.host_lost(host, str(error), silent=True)
-            raise host_loss(host, self.hosts.by_host[host], str(error)) from error
+            reason = str(error).removeprefix(f"host {host}: ")
+            self.host_lost(host, reason, silent=True)
+            raise host_loss(host, self.hosts.by_host[host], reason) from error
 
     def next_message(self, timeout: float) -> tuple[str, tuple[Any, ...]] | None:
         """Return what a node has sent, and which; None after `timeout` seconds or a `wake`."""

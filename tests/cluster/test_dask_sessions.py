@@ -67,6 +67,25 @@ def test_cells_values_output_and_names(session: nbp.Session) -> None:
     assert all(each.stdout.split() == [str(i) for i in range(5000)] for each in lines)
 
 
+def test_a_worker_never_holds_an_array(dask: DaskProcesses, session: nbp.Session) -> None:
+    """It passes in pieces, into memory of the node; what is written into it comes when it is pushed."""
+
+    def most() -> int:
+        text = Path(f"/proc/{dask.processes['a'].pid}/status").read_text()
+        return int(text.partition("VmHWM:")[2].split()[0]) << 10
+
+    before = most()
+    names: dict[str, Any] = {}
+    for number in range(2):
+        x = names["x"] = np.full(8 << 20, float(number))
+        assert session.run("float(x[-1]), x.flags.writeable", namespace=names).values == [(number, False)] * 4
+        assert most() - before < x.nbytes * 3 // 4
+    names["x"][-1] = 7.0
+    assert session.run("float(x[-1])", namespace=names).values == [1.0] * 4
+    session.push_names("x", names)
+    assert session.run("float(x[-1])", namespace=names).values == [7.0] * 4
+
+
 def test_errors_and_interrupts(session: nbp.Session) -> None:
     """Both arrive where they are looked for."""
     with pytest.raises(ParallelError, match=r"ZeroDivisionError on rank 2 \(host b\), line 1"):

@@ -16,9 +16,14 @@ from nbparallel.cluster import host_arrays
 from nbparallel.cluster.contract import NodeReply
 from nbparallel.cluster.node_arrays import NodeArrays
 from nbparallel.errors import HostLostError, SharedMemoryFullError, UnknownNameError
+from nbparallel.sharing import current_store
 from nbparallel.testing.clusters import Loopback
+from nbparallel.testing.waiting import wait_until
 
-pytestmark = pytest.mark.time_limit(60)
+pytestmark = [
+    pytest.mark.time_limit(60),
+    pytest.mark.may_leave("descriptor", "mapping", reason="the nodes are here, and their ranks hold arrays"),
+]
 
 
 class CountingLoopback(Loopback):
@@ -117,6 +122,16 @@ def test_every_form_arrives(hosts: nbp.Session, form: str) -> None:
         assert np.array_equal(value, x)
 
 
+def _count(nbytes: int) -> int:
+    """Return how many segments of about this size the nodes have, which are in this process."""
+    store = current_store()
+    store.drain()
+    return sum(
+        segment.phase != "pooled" and nbytes <= segment.nbytes < nbytes + 65536
+        for segment in store.segments()
+    )
+
+
 def test_what_no_rank_of_a_host_holds_is_freed(hosts: nbp.Session, cluster: CountingLoopback) -> None:
     """One that a rank still has is there for the others without being sent."""
     names = {"x": np.arange(500_000.0)}
@@ -124,6 +139,7 @@ def test_what_no_rank_of_a_host_holds_is_freed(hosts: nbp.Session, cluster: Coun
     cluster.take()
     for ranks, sent in (([0], ""), ([0, 1], "a"), ([2, 3], "b"), ([0, 1, 2, 3], "ab")):
         hosts.run("del x", ranks=ranks, namespace=names)
+        wait_until(lambda sent=sent: _count(names["x"].nbytes) == 2 - len(sent))  # type: ignore[misc]
         assert hosts.run("float(x[-1])", namespace=names).values == [499_999.0] * 4
         assert cluster.take() == sent
 
@@ -144,7 +160,7 @@ def test_a_line_says_what_was_sent(hosts: nbp.Session) -> None:
     names = {"x": np.zeros(1 << 20, "u1"), "y": np.zeros(3)}
     (line,) = hosts.run("x, y", namespace=names, want_values=False, show_values=False).notes
     assert line.startswith("sent to 2 hosts in ")
-    assert " s: x (1.0 MB), y (24 B)" in line
+    assert " s: x (1.0 MiB), y (24 B)" in line
     assert hosts.run("z", namespace={"z": np.zeros(3)}).notes == ()
 
 
@@ -211,7 +227,7 @@ def test_a_host_that_is_lost_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -
     with nbp.Session(cluster=cluster) as session:
         session.run("kept = rank")
         monkeypatch.setattr(NodeArrays, "fill", lose)
-        with pytest.raises(HostLostError, match="host b is lost, and rank 1 with it"):
+        with pytest.raises(HostLostError, match=r"host b is lost, and rank 1 .* with it: the host is lost"):
             session.run("x", namespace={"x": np.zeros(10 * host_arrays.PIECE_NBYTES, "u1")})
         assert session.run("kept", ranks=[0]).values[0] == 0
 

@@ -68,7 +68,7 @@ def test_much_output_arrives_in_order(hosts: nbp.Session) -> None:
 def test_large_values_come_whole(hosts: nbp.Session) -> None:
     """Larger than an event and than a piece, there and back."""
     x = np.arange(1_500_000.0)
-    result = hosts.run("x + rank", namespace={"x": x})
+    result = hosts.run("given['x'] + rank", namespace={"given": {"x": x}})
     assert all(np.array_equal(value, x + rank) for rank, value in enumerate(result.values))
 
 

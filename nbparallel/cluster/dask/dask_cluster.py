@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import distributed
+from distributed.protocol import to_serialize
 
 from nbparallel.cluster.contract import EventHandler, Host, NodeReply
 from nbparallel.cluster.dask.node_plugin import add_plugin, hold
@@ -30,6 +31,9 @@ WORKERS_SECONDS = 30.0
 """How long a cluster may take to have a first worker."""
 LOOP_SECONDS, END_SECONDS = 5.0, 3.0
 """How long the client's own thread may take to do nothing, and nodes to end."""
+LARGE = 1 << 16
+"""Bytes of data that pass the scheduler as they are, once for all hosts that are sent the same object: these
+are silent together if one is."""
 RUNNING = "running"
 _dask: Any = distributed
 
@@ -146,7 +150,7 @@ class DaskCluster:
         self._anchors[host] = anchor
         start = {"op": "nbp_start", "key": key, "host": host, "spec": node}
         try:
-            self._await_node(anchor, self._on_loop(self._broadcast(address, start)))
+            self._await_node(anchor, self._on_loop(self._broadcast(start, anchor)))
         except BaseException:
             anchor.release()
             del self._anchors[host]
@@ -154,7 +158,7 @@ class DaskCluster:
         self._watches.append(self._on_loop(self._watch(anchor)))
         return anchor
 
-    def _await_node(self, anchor: DaskAnchor, starting: concurrent.futures.Future[dict[str, Any]]) -> None:
+    def _await_node(self, anchor: DaskAnchor, starting: concurrent.futures.Future[Any]) -> None:
         """Wait until a node runs; a task that the cluster does not take ends the wait."""
         deadline = time.monotonic() + START_SECONDS
         while not starting.done() and time.monotonic() < deadline:
@@ -162,11 +166,11 @@ class DaskCluster:
                 problem = anchor.future.exception()
                 raise StartError(f"host {anchor.host} takes no tasks: {type(problem).__name__}: {problem}")
             concurrent.futures.wait([starting], 0.25)
-        if problem := starting.result().get("error") if starting.done() else "its worker does not answer":
+        if problem := starting.result()[0].get("error") if starting.done() else "its worker does not answer":
             raise StartError(f"host {anchor.host}: {problem}")
 
     async def _watch(self, anchor: DaskAnchor) -> None:
-        reply = await self._broadcast(anchor.address, {"op": "nbp_watch", "key": anchor.key})
+        (reply,) = await self._broadcast({"op": "nbp_watch", "key": anchor.key}, anchor)
         if anchor.released or self._handler is None:
             return
         reason = reply.get("error") or reply.get("ended") or "its node ended"
@@ -175,47 +179,38 @@ class DaskCluster:
 
     def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
         # docstring inherited
-        asked = {
-            host: {"op": "nbp_call", "key": anchor.key, "call": op, "data": bytes(data[host])}
-            for host in data
-            if (anchor := self._living(host)) is not None
-        }
-        lost = {host: NodeReply(error="the host is lost") for host in data if host not in asked}
-        return self._ask(asked, timeout) | lost
+        groups: dict[Any, list[DaskAnchor]] = {}
+        for host, part in data.items():
+            if (anchor := self._living(host)) is not None:
+                groups.setdefault(id(part) if len(part) >= LARGE else host, []).append(anchor)
+        asked = []
+        for anchors in groups.values():
+            what: Any = data[anchors[0].host]
+            what = to_serialize(what) if len(what) >= LARGE else what
+            message = {"op": "nbp_call", "keys": [anchor.key for anchor in anchors], "call": op, "data": what}
+            asked.append((anchors, self._on_loop(self._broadcast(message, *anchors))))
+        replies = {host: NodeReply(error="the host is lost") for host in data}
+        done, _ = concurrent.futures.wait([future for _, future in asked], timeout) if timeout else ((), ())
+        for anchors, future in asked:
+            found = future.result() if future in done else [{"silent": True}] * len(anchors)
+            replies |= {a.host: NodeReply(**reply) for a, reply in zip(anchors, found, strict=True)}
+        return replies
 
     def _living(self, host: str) -> DaskAnchor | None:
         anchor = self._anchors.get(host)
         return None if anchor is None or anchor.released else anchor
 
-    def _ask(self, messages: Mapping[str, dict[str, Any]], timeout: float) -> dict[str, NodeReply]:
-        """Send hosts a message each; return what they replied in time."""
-        asked = {
-            host: self._on_loop(self._broadcast(self._anchors[host].address, message))
-            for host, message in messages.items()
-        }
-        done, _ = concurrent.futures.wait(asked.values(), timeout) if timeout else (set(), set())
-        return {
-            host: NodeReply(**future.result()) if future in done else NodeReply(silent=True)
-            for host, future in asked.items()
-        }
-
     def _on_loop(self, coroutine: Any) -> concurrent.futures.Future[Any]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._client.loop.asyncio_loop)
 
-    async def _broadcast(self, address: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Pass a message to one worker; whatever goes wrong is an ``error`` of the reply."""
+    async def _broadcast(self, message: dict[str, Any], *anchors: DaskAnchor) -> list[dict[str, Any]]:
+        """Pass a message to workers; whatever goes wrong is an ``error`` of the reply."""
+        workers = [anchor.address for anchor in anchors]
         try:
-            replies = await self._client.scheduler.broadcast(
-                msg=message, workers=[address], on_error="return"
-            )
+            replies = await self._client.scheduler.broadcast(msg=message, workers=workers, on_error="return")
         except Exception as error:  # noqa: BLE001  the connection with the scheduler may break in many ways
-            return {"error": f"the scheduler is gone ({type(error).__name__}: {error})"}
-        reply = replies[address]
-        if isinstance(reply, dict):
-            if reply.get("status") != "uncaught-error":
-                return reply
-            reply = reply.get("exception_text", "uncaught error")
-        return {"error": f"its worker process ended, or the connection broke ({reply!r})"}
+            return [{"error": f"the scheduler is gone ({type(error).__name__}: {error})"}] * len(workers)
+        return [_reply(replies[worker]) for worker in workers]
 
     def link(self, one: str, other: str, timeout: float) -> None:
         # docstring inherited
@@ -226,9 +221,9 @@ class DaskCluster:
             "op": "nbp_connect", "key": near.key, "peer": other, "address": far.address, "peer_key": far.key,
             "timeout": timeout,
         }  # fmt: skip
-        reply = self._ask({one: message}, timeout + 5)[one]
-        if reply.error or reply.silent:
-            reason = reply.error or f"no connection in {timeout:g} s"
+        asked = self._on_loop(self._broadcast(message, near))
+        done, _ = concurrent.futures.wait([asked], timeout + 5)
+        if reason := asked.result()[0].get("error") if done else f"no connection in {timeout:g} s":
             raise StartError(f"the workers of hosts {one} and {other} cannot reach each other: {reason}")
 
     def close(self) -> None:
@@ -243,3 +238,11 @@ class DaskCluster:
         self._watches.clear()
         if self._owned:
             self._client.close()
+
+
+def _reply(reply: Any) -> dict[str, Any]:
+    if isinstance(reply, dict):
+        if reply.get("status") != "uncaught-error":
+            return reply
+        reply = reply.get("exception_text", "uncaught error")
+    return {"error": f"its worker process ended, or the connection broke ({reply!r})"}

@@ -74,9 +74,9 @@ class NodePlugin(distributed.WorkerPlugin):
                 self._release(*self.anchors)
             await asyncio.sleep(MIND_SECONDS)
 
-    async def call(self, key: str, call: str, data: bytes) -> dict[str, Any]:
-        """Have a node handle a call."""
-        node = self.nodes.get(key)
+    async def call(self, keys: list[str], call: str, data: bytes) -> dict[str, Any]:
+        """Have the node that is here handle a call."""
+        node = next((self.nodes[key] for key in keys if key in self.nodes), None)
         return {"error": GONE} if node is None else await node.call(call, data)
 
     async def watch(self, key: str) -> dict[str, Any]:
