@@ -31,6 +31,7 @@ class FakeSession:
             check_world_size(world_size)
         self.world_size = world_size or 2
         self.started = False
+        self.hosts: dict[str, range] = {}
         self.start_method = start_method
         self.closed = False
         self.calls: list[SimpleNamespace] = []
