@@ -167,7 +167,7 @@ def test_a_terminated_worker_takes_its_ranks_along(fresh: DaskProcesses) -> None
         pids = _pids(session)
         fresh.signal("b", signal.SIGTERM)
         _gone(pids[2:])
-        wait_until(lambda: not session._ranks.messages.empty(), seconds=PATIENCE)  # type: ignore[attr-defined]
+        wait_until(lambda: not session_messages(session).empty(), seconds=PATIENCE)
         with pytest.raises(HostLostError):
             session.run("1")
 
