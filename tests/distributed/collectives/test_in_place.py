@@ -17,7 +17,6 @@ from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.testing.ranks import context_of
 from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
-from tests.distributed.conformance import test_conformance
 
 SIZE = 20_011
 """Elements: more than a slot holds, and no multiple of a slice, a block or a piece."""
@@ -349,25 +348,3 @@ def test_the_first_reduction_meets_once_more_and_no_later_one() -> None:
     reading = InPlaceReading(context, protocol)
     assert [reading.agreed() for _ in range(3)] == [True] * 3
     assert met == ["met"]
-
-
-@pytest.mark.matrix(cover=(), size=1)
-@pytest.mark.by_turns
-@pytest.mark.time_limit(600)
-@pytest.mark.parametrize("on", [True, False])
-@pytest.mark.parametrize(("n", "one_of", "least"), [(2, 9, 150), (3, 17, 100), (4, 29, 60)])
-def test_a_sample_of_the_suite(
-    ranks: Any, monkeypatch: pytest.MonkeyPatch, n: int, one_of: int, least: int, on: bool
-) -> None:
-    """A sample of the suite with arrays that do not fit into a slot, with it and without."""
-    monkeypatch.setattr(test_conformance, "SIZES", (70_001, 16_421, 0, 33_333, 131_075))
-    if not on:
-        monkeypatch.setenv(peer_memory.OFF, "0")
-
-    def work(c: Communicator) -> tuple[int, int]:
-        seen = count_reads(c)
-        return test_conformance.call_all(c, one_of, 1), len(seen)
-
-    for cases, reads in ranks(n, work, seconds=500):
-        assert cases >= least
-        assert (reads > cases) if on else (reads == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def every_case() -> list[tuple[str, str, str]]:
     return found + [(name, "", dtype) for name, dtype in itertools.product(MOVES, NUMERIC + OTHERS)]
 
 
-def call_all(c: Communicator, one_of: int = 1, first: int = 0) -> int:
+def call_all(c: Communicator, one_of: int = 1, first: int = 0, layouts: Sequence[str] = LAYOUTS) -> int:
     """Run every case, or one of so many, each with other size, layouts and so on; return how many."""
     turn = count = 0
     for group, members in groups(c):
@@ -52,7 +53,7 @@ def call_all(c: Communicator, one_of: int = 1, first: int = 0) -> int:
                     continue
                 setting = Setting(
                     c, group, members, root, dtype, SIZES[turn % 5], op,
-                    LAYOUTS[(turn + c.rank) % 6], later=turn % 7 == 0, salt=turn,
+                    layouts[(turn + c.rank) % len(layouts)], later=turn % 7 == 0, salt=turn,
                 )  # fmt: skip
                 case = ALL[name](setting)
                 complete(case, next(case), setting)

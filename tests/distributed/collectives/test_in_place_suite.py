@@ -1,0 +1,92 @@
+"""The conformance suite and random programs where nearly every array is large: read in place, and staged."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from nbparallel.distributed import Communicator
+from nbparallel.distributed.collectives import in_place, staging
+from nbparallel.distributed.runtime import peer_memory
+from nbparallel.distributed.slots import slot_area
+from nbparallel.wire.control_layout import Layout
+from tests.distributed.collectives.test_in_place import count_reads
+from tests.distributed.conformance.test_conformance import call_all
+from tests.distributed.conformance.test_random_programs import program
+
+SLOT = 1 << 10
+"""Bytes that a slot holds here: arrays of 300 elements are large, and the suite takes no longer than ever."""
+LAYOUTS = (
+    "private", "strided", "backwards", "fortran", "private", "backwards", "shared", "shared strided",
+)  # fmt: skip
+"""Neighbours' arrays: what four ranks bring is all private three times of eight, else mixed."""
+
+
+@pytest.fixture(autouse=True, params=["read in place", "staged"])
+def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return how large private arrays travel; they are small here, and so are all steps.
+
+    Ranks are forked and inherit that.
+    """
+    of = Layout.of
+    monkeypatch.setattr(
+        Layout, "of", staticmethod(lambda size: dataclasses.replace(of(size), slot_payload=SLOT))
+    )
+    monkeypatch.setattr(slot_area, "_payload", lambda _: SLOT)
+    for constant in ("LEAST_MOVED", "LEAST_COMBINED", "LEAST_OF_TWO"):
+        monkeypatch.setattr(in_place, constant, 0)
+    for module, constant, nbytes in (
+        (in_place, "BLOCK", 1_000), (in_place, "PIECE", 1_500), (staging, "CHUNK", 4 << 10),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, constant, nbytes)
+    if request.param == "staged":
+        monkeypatch.setenv(peer_memory.OFF, "0")
+    return request.param
+
+
+def check_reads(way: str, calls: int, reads: int) -> None:
+    """Assert that others' memory was read, or was not."""
+    assert (reads > calls / 4) if way == "read in place" else (reads == 0), (way, calls, reads)
+
+
+@pytest.mark.matrix(cover=(), size=1)
+@pytest.mark.slow
+@pytest.mark.time_limit(600)
+@pytest.mark.parametrize(("n", "one_of", "first", "least"), [(2, 1, 0, 1500), (3, 3, 1, 500), (4, 3, 2, 500)])
+def test_every_collective(ranks: Any, way: str, n: int, one_of: int, first: int, least: int) -> None:
+    """Collective × operator × dtype × kind of group × root; a third of it with three and four ranks."""
+
+    def work(c: Communicator) -> tuple[int, int]:
+        seen = count_reads(c)
+        return call_all(c, one_of, first, LAYOUTS), len(seen)
+
+    for cases, reads in ranks(n, work, seconds=500):
+        assert cases >= least
+        check_reads(way, cases, reads)
+
+
+@pytest.mark.stress
+@pytest.mark.once
+@pytest.mark.time_limit(3600)
+@pytest.mark.parametrize("n", [3, 4])
+def test_every_collective_whole(ranks: Any, way: str, n: int) -> None:
+    """All of it with three and four ranks."""
+    assert min(ranks(n, lambda c: call_all(c, layouts=LAYOUTS), seconds=3000)) > 1900
+
+
+@pytest.mark.matrix(cover=(), size=1)
+@pytest.mark.by_turns
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize(("n", "seed", "count"), [(2, 11, 1500), (3, 12, 1000), (4, 13, 600)])
+def test_random_programs(ranks: Any, way: str, n: int, seed: int, count: int) -> None:
+    """Random correct programs, in groups as well, with shared and private arrays beside each other."""
+
+    def work(c: Communicator) -> tuple[int, int]:
+        seen = count_reads(c)
+        return program(c, count, seed), len(seen)
+
+    for done, reads in ranks(n, work, seconds=100):
+        assert done == count
+        check_reads(way, count, reads)
