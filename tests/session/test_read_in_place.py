@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 
 import pytest
 
+from nbparallel.errors import PeerFailedError
 from nbparallel.session import Session
 from nbparallel.session.tasks.parallel_error import ParallelError
-from nbparallel.testing import sandboxes
+from nbparallel.testing import processes, sandboxes
 
 SETUP = """
 import numpy as np
@@ -42,7 +44,7 @@ with nbp.Session(2) as session:
     try:
         session.run("all_reduce(x)")
     except nbp.errors.ParallelError as error:
-        bad = any(isinstance(e, OSError) and "Bad address" in str(e) for e in error.errors.values())
+        bad = any(isinstance(e, OSError) and "read_in_place" in str(e) for e in error.errors.values())
     print(bad, session.run("x[...] = 1; float(all_reduce(x)[-1])").values)
 """
 
@@ -80,6 +82,83 @@ def test_a_refusal_in_the_middle_ends_the_cell_and_no_later_one() -> None:
         assert session.run(REDUCE).values == counts
 
 
+GROWTH = """
+import numpy as np
+import nbparallel.distributed as dist
+def peak():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+x, part = np.ones(1 << 20), np.ones(1 << 18)
+dist.barrier()
+before = peak()
+for _ in range(3):
+    CALL
+peak() - before
+"""
+"""What a rank's largest resident memory grows by, in KiB."""
+
+
+@pytest.mark.by_turns
+@pytest.mark.skipif(not processes.HAS_PROC, reason="there is no /proc")
+@pytest.mark.parametrize("call", ["dist.all_reduce(x)", "dist.reduce_scatter_tensor(part, x)"])
+def test_a_rank_needs_less_memory(call: str) -> None:
+    """It needs two blocks to combine with; staged, its chunks and those of the others."""
+    grown = {}
+    for on in (True, False):
+        with Session(4, read_in_place=on) as session:
+            grown[on] = session.run(GROWTH.replace("CALL", call)).values
+    assert max(grown[True]) + (2 << 10) < min(grown[False]), grown
+
+
+BROKEN = """
+import ctypes, mmap, tempfile
+n = 1 << 20
+good = np.ones(n, np.uint8)
+out = [np.empty(n, np.uint8) for _ in range(2)] if rank == 0 else None
+def from_a_hole():
+    pages = np.frombuffer(mmap.mmap(-1, n), np.uint8)
+    hole = ctypes.c_void_p(pages.ctypes.data + n // 2)
+    protect = ctypes.CDLL(None).mprotect
+    try:
+        assert rank == 0 or protect(hole, 4096, 0) == 0  # PROT_NONE
+        dist.gather(pages, out)
+    finally:
+        protect(hole, 4096, mmap.PROT_READ | mmap.PROT_WRITE)
+def into_a_shorter_file():
+    with tempfile.TemporaryFile() as file:
+        file.truncate(2 * n)
+        rows = np.memmap(file, np.uint8, "r+", shape=(2, n))
+        file.truncate(n)
+        dist.gather(good, list(rows) if rank == 0 else None)
+for _ in range(3):
+    dist.gather(good, out)
+"""
+
+
+@pytest.mark.fault("F18")
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [("from_a_hole", "reading an array of rank 1"), ("into_a_shorter_file", "could not fill an array")],
+)
+def test_memory_that_is_gone_turns_nothing_off(call: str, text: str) -> None:
+    """An array whose memory cannot be read, or filled, ends its cell; other arrays are read as before."""
+    with Session(2) as session:
+        session.run(SETUP)
+        counts = session.run(REDUCE).values
+        session.run(BROKEN)
+        with pytest.raises(ParallelError) as caught:
+            session.run(f"{call}()")
+        error = caught.value.errors[0]
+        assert isinstance(error, OSError)
+        assert error.errno == errno.EFAULT
+        assert text in str(error)
+        assert "was a mapped file made shorter?" in str(error)
+        assert "read_in_place" not in str(error)
+        assert isinstance(caught.value.errors[1], PeerFailedError)
+        session.run("reads = 0")
+        assert session.run(REDUCE).values == counts
+
+
 def refusing(refusal: str) -> list[str]:
     """Return the words before a command that make the system refuse it to read others' memory."""
     if shutil.which("strace") is None:
@@ -104,9 +183,11 @@ def test_a_system_that_refuses(refusal: str) -> None:
 
 
 @pytest.mark.fault("F18")
-def test_a_system_that_refuses_in_the_middle() -> None:
-    """A cell fails, with the system's reason; those that follow are right."""
-    done = sandboxes.run_script(FAILING, refusing("EFAULT:when=10+"))
+@pytest.mark.matrix(cover=(), size=1)
+@pytest.mark.parametrize("refusal", ["EPERM", "ENOSYS", "EFAULT"])
+def test_a_system_that_refuses_in_the_middle(refusal: str) -> None:
+    """A cell fails, with the system's reason and what to do; those that follow are right."""
+    done = sandboxes.run_script(FAILING, refusing(f"{refusal}:when=10+"))
     assert (done.returncode, done.stderr) == (0, ""), done
     assert done.stdout == "True [2.0, 2.0]\n", done
 

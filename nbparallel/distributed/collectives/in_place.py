@@ -44,6 +44,7 @@ are equal within 5 %; a quarter of it takes a tenth longer."""
 PIECE = 2 << 20
 """Bytes that are only read, between two looks at whether the others are there."""
 _ADDRESS = struct.Struct("<Q")
+_GONE = "in memory some of which is gone or protected (was a mapped file made shorter?)"
 
 
 class InPlaceReading:
@@ -112,17 +113,27 @@ class InPlaceReading:
         rank = self._protocol.ranks[member]
         error = self._memory.read(rank, address, target)
         if error is not None:
-            raise self._failure(rank, error)
+            raise self._failure(rank, error, address, target.nbytes)
 
-    def _failure(self, rank: int, error: ReadError) -> OSError:
-        """Return the error about memory that was not read; raises that of its owner, if that has failed."""
+    def _failure(self, rank: int, error: ReadError, address: int, nbytes: int) -> OSError:
+        """Return the error about memory that was not read; raises that of its owner, if that has failed.
+
+        Only a call that is refused turns reading off; memory that is gone, on either side, is one array's.
+        """
+        me, memory = self._context.rank, self._memory
         if error.failure is not ReadFailure.REFUSED:
             self._await_failure()  # its memory goes with it, and the record comes a moment later
-        self._memory.give_up(error)
+        text = f"{error}: rank {me} could not go on reading an array of rank {rank} where it lies"
+        if error.failure is ReadFailure.UNREADABLE:
+            if memory.read(rank, address, np.empty(nbytes, np.uint8)) is None:
+                text = f"{error}: rank {me} could not fill an array with that of rank {rank}"
+                return OSError(error.number, f"{text}: its own is {_GONE}")
+            if memory.still_reads(rank):
+                return OSError(error.number, f"{text}: that array is {_GONE}")
+        memory.give_up(error)
         return OSError(
             error.number,
-            f"{error}: rank {self._context.rank} could not go on reading an array of rank {rank} where it "
-            "lies, which had worked before. From the next cell on arrays are copied instead; `%config "
+            f"{text}, which had worked before. From the next cell on arrays are copied instead; `%config "
             "NbParallel.read_in_place = False`, or NBP_READ_IN_PLACE=0 in the environment, does so from the "
             "start",
         )

@@ -85,16 +85,25 @@ class PeerMemory:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
             return ReadError(ReadFailure.REFUSED, error.errno or errno.EPERM)
-        found = np.zeros(8, np.uint8)
-        failed = read_memory(pid, self._words[place + 1], found)
-        if failed is None and int(found.view(np.uint64)[0]) != self._words[place + 2]:
-            failed = _UNEQUAL  # in its own namespace of processes the id is another one's
+        failed = self._prove(rank, pid)
         if failed is not None:
             os.close(pidfd)
             return failed
         self._poll.register(pidfd, select.POLLIN)
         self.pids[rank], self.pidfds[rank] = pid, pidfd
         return None
+
+    def _prove(self, rank: int, pid: int) -> ReadError | None:
+        """Read the word whose value both know; None: it has that value."""
+        place, found = self._layout.memory_word(rank), np.zeros(8, np.uint8)
+        failed = read_memory(pid, self._words[place + 1], found)
+        if failed is None and int(found.view(np.uint64)[0]) != self._words[place + 2]:
+            failed = _UNEQUAL  # in its own namespace of processes the id is another one's
+        return failed
+
+    def still_reads(self, rank: int) -> bool:
+        """Whether the memory of a rank that was verified can be read, now that some of it could not."""
+        return self._prove(rank, self._pids[rank]) is None
 
     def is_read_by(self, readers: Iterable[int]) -> bool:
         """Whether each of these ranks has found that it can read this one's memory."""

@@ -340,6 +340,8 @@ class WaitRecord:
     sequence: int = 0
     target: int = 0
     deadline_ns: int | None = None
+    late: str = "did not arrive"
+    """What the awaited have not done, for the error when time runs out."""
     area: bytes = b""
     """Handle of the slot area of the group whose collective it is; empty: the world's."""
     inspect: Callable[[], None] | None = None

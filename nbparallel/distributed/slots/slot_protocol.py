@@ -350,14 +350,11 @@ class SlotProtocol:
 
         # Its owner is inside this collective and ends it by itself: no edge of the deadlock graph.
         wait = WaitRecord(
-            self.operation,
-            lambda: [] if satisfied() else [rank],
-            lambda finished: left_inside(self.operation, finished[0]),
-            self.line,
-            sequence=self.number,
-            deadline_ns=self.deadline_ns,
-            area=self.area.packed,
-        )
+            self.operation, lambda: [] if satisfied() else [rank],
+            lambda finished: left_inside(self.operation, finished[0]), self.line,
+            sequence=self.number, deadline_ns=self.deadline_ns,
+            late="did not read what this rank brought", area=self.area.packed,
+        )  # fmt: skip
         self._context.wait(satisfied, rank, wait)
 
     def _wait_for_arrival(self, rank: int, arrive: int, *, compare: bool) -> None:

@@ -14,7 +14,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import in_place, staging
 from nbparallel.distributed.runtime import fault_injection, peer_memory
-from nbparallel.errors import NbParallelError
+from nbparallel.errors import CollectiveTimeoutError, NbParallelError, PeerFailedError
 from nbparallel.testing.ranks import Running, context_of, parts_of
 from nbparallel.testing.waiting import wait_until
 
@@ -193,6 +193,42 @@ def test_a_death_that_is_not_recorded_yet(outcomes: Any) -> None:
 
     found = outcomes(2, work, write_deaths=False)
     assert found[0].value == 1, found
+
+
+@pytest.mark.parametrize("operation", ["gather", "scatter"])
+def test_time_runs_out_for_an_array_that_nobody_reads(outcomes: Any, operation: str) -> None:
+    """The error says so: all have arrived.  What the late reader gets after that does not count."""
+
+    def work(c: Communicator) -> None:
+        memory, x = context_of(c).peers.memory, np.ones(SIZE)
+        several = [np.ones(SIZE) for _ in range(2)] if c.rank == 0 else None
+        source = 1 if operation == "gather" else 0
+        read = memory.read
+
+        def late(rank: int, address: int, into: Any) -> Any:
+            limit = time.monotonic() + 10
+            while not context_of(c).peers.has_failed(source):
+                assert time.monotonic() < limit
+                time.sleep(0.001)
+            return read(rank, address, into)
+
+        def move(timeout: float | None = None) -> None:
+            if operation == "gather":
+                c.gather(x, several, timeout=timeout)
+            else:
+                c.scatter(x, several, timeout=timeout)
+
+        for _ in range(3):
+            move()
+        memory.read = late  # type: ignore[method-assign]
+        move(0.2 if c.rank == source else None)
+
+    found = outcomes(2, work)
+    source = 1 if operation == "gather" else 0
+    late = found[source].error
+    assert isinstance(late, CollectiveTimeoutError)
+    assert str(late).endswith(f"rank {1 - source} did not read what this rank brought"), late
+    assert isinstance(found[1 - source].error, PeerFailedError), found
 
 
 @pytest.mark.parametrize("operation", ["broadcast", "scatter"])
