@@ -101,6 +101,14 @@ def _gradients(count: int, nbytes: int, ranks: int) -> Work:
     return Work(f"average_gradients {count} × {nbytes // KIB} KB, {ranks} ranks", make, ranks, 5)
 
 
+def _reduce(nbytes: int, ranks: int) -> Work:
+    def make(c: Communicator) -> Call:
+        x = np.zeros(nbytes // 4, np.float32)
+        return lambda: c.reduce(x, 0)
+
+    return Work(f"reduce {nbytes // MIB} MB, private, {ranks} ranks", make, ranks)
+
+
 def _powers(low: int, high: int) -> list[int]:
     return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
 
@@ -132,6 +140,18 @@ KNOBS = (
     Knob(
         [(in_place, "LEAST_OF_TWO")], (MIB, 2 * MIB, 8 * MIB, 32 * MIB, 1 << 40),
         [_private("all_reduce", size, 2) for size in (MIB, 4 * MIB, 16 * MIB, LARGE)], "B",
+    ),
+    Knob(
+        [(in_place, "LEAST_REDUCED")], (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 1 << 40),
+        [_reduce(size, 4) for size in (MIB, 3 * MIB, 6 * MIB, 16 * MIB, LARGE)], "B",
+    ),
+    Knob(
+        [(in_place, "LEAST_REDUCED_OF_TWO")], (4 * MIB, 16 * MIB, 32 * MIB, 1 << 40),
+        [_reduce(size, 2) for size in (6 * MIB, 16 * MIB, LARGE)], "B",
+    ),
+    Knob(
+        [(in_place, "PART")], _powers(512 * KIB, 8 * MIB),
+        [_reduce(size, n) for size in (16 * MIB, LARGE) for n in (2, 4)], "B",
     ),
     Knob(
         [(streaming, "CHUNK")], _powers(64 * KIB, 2 * MIB), [*_large("send", shared=False, ranks=(2,))], "B",

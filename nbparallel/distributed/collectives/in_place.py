@@ -38,11 +38,19 @@ benchmarks.operations.tuning``: of 640 KB staging takes a quarter more, of 320 K
 LEAST_OF_TWO = 8 << 20
 """The same of two ranks, whose chunks stay in the caches: of 4 MB staging takes as long.  ``python -m
 benchmarks.operations.tuning``."""
+LEAST_REDUCED = 4 << 20
+"""The same of `reduce` with more than two ranks, whose root fetches most of the result: of 3 MB staging takes
+as long, of 8 MB a third more.  ``python -m benchmarks.operations.tuning``."""
+LEAST_REDUCED_OF_TWO = 32 << 20
+"""The same of two ranks: of 16 MB staging takes as long, of 64 MB a sixth more."""
 BLOCK = 1 << 20
 """Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 512 KiB to 2 MiB
 are equal within 5 %; a quarter of it takes a tenth longer."""
 PIECE = 2 << 20
 """Bytes that are only read, between two looks at whether the others are there."""
+PART = 2 << 20
+"""Bytes that each member of `reduce` combines, before its root fetches them: two of them are less than the
+chunks of staging."""
 _ADDRESS = struct.Struct("<Q")
 _GONE = "in memory some of which is gone or protected (was a mapped file made shorter?)"
 
@@ -56,15 +64,31 @@ class InPlaceReading:
         self._index, self._size = protocol.index, len(protocol.ranks)
         self._agreed: bool | None = None
         self._rows: AnyArray | None = None
+        self._parts: AnyArray | None = None
 
     # -- which rank reads which ------------------------------------------------------------------------
 
-    def offer(self, x: AnyArray) -> bytes:
-        """Return where a contiguous private array lies, to be combined by all members; empty: they cannot."""
-        if x.nbytes < (LEAST_OF_TWO if self._size == 2 else LEAST_COMBINED) or self._agreed is False:
+    def offer(self, x: AnyArray, root: int | None = None) -> bytes:
+        """Return where a contiguous private array lies, to be combined by all members; empty: they cannot.
+
+        If the result is for a `root` alone, which others may not write to, also where it fetches their parts.
+        """
+        two = self._size == 2
+        if root is None:
+            least = LEAST_OF_TWO if two else LEAST_COMBINED
+        else:
+            least = LEAST_REDUCED_OF_TWO if two else LEAST_REDUCED
+        if x.nbytes < least or self._agreed is False:
             return b""
         address = self._memory.address(x)
-        return _ADDRESS.pack(address) if address else b""
+        if not address or root is None:
+            return _ADDRESS.pack(address) if address else b""
+        parts = 0
+        if root != self._index:
+            if self._parts is None:
+                self._parts = np.empty((2, PART), np.uint8)
+            parts = int(self._parts.__array_interface__["data"][0])
+        return _ADDRESS.pack(address) + _ADDRESS.pack(parts)
 
     def offer_to(self, readers: Sequence[int], x: AnyArray) -> bytes:
         """Return the same for members of which each has found already that it can read this rank's memory."""
@@ -197,6 +221,44 @@ class InPlaceReading:
         self.confirm()
         self._protocol.synchronize()  # all have read
 
+    def reduce(self, flat: AnyArray, operator: Operator, target: AnyArray | None) -> None:
+        """Combine a flat array of all members into `target`, which is the root's; the others have none.
+
+        A part at a time: member i combines a part of slice i into one of two pieces of memory in turn, all
+        meet, and the root fetches these while the others combine the next part.  `target` may be the root's
+        array: what the root writes there, a part of slice i, has been read by member i, and only by it.
+        The memory of a part is written again behind the next meeting, before which the root has fetched it,
+        and none leaves before the last parts are fetched.
+        """
+        size, index, itemsize = self._size, self._index, flat.itemsize
+        addresses, count = self.addresses(), PART // itemsize
+        bounds = [slice_bounds(flat.size, i, size) for i in range(size)]
+        places = [
+            0 if i == index else _ADDRESS.unpack_from(self._protocol.get(i), _ADDRESS.size)[0]
+            for i in range(size)
+        ]
+        longest = max(high - low for low, high in bounds)
+        for turn, start in enumerate(range(0, longest, count)):
+            parts = [(min(low + start, high), min(low + start + count, high)) for low, high in bounds]
+            low, high = parts[index]
+            if target is not None:
+                out = target[low:high]
+            else:
+                assert self._parts is not None, "made when it was offered"
+                out = np.ndarray((high - low,), flat.dtype, self._parts[turn % 2])
+            self._combine(flat, low, high, out, addresses, operator)
+            self.confirm()
+            self._protocol.synchronize()
+            if target is None:
+                continue
+            for step in range(1, size):
+                member = (index + step) % size
+                low, high = parts[member]
+                if low < high:
+                    self._fetch(member, places[member] + turn % 2 * PART, flat_octets(target[low:high]))
+            self.confirm()
+        self._protocol.synchronize()
+
     def _combine(
         self,
         flat: AnyArray,
@@ -247,7 +309,7 @@ class InPlaceReading:
 
     def close(self) -> None:
         """Release all memory."""
-        self._rows = None
+        self._rows = self._parts = None
 
 
 def _blocks(low: int, high: int, count: int) -> Iterator[tuple[int, int]]:

@@ -2,9 +2,9 @@
 
 Small arrays go through the slots, as in `all_reduce`.  Large arrays go directly if every member's lies in
 shared memory: in `reduce_scatter` each member combines its part of all arrays where they lie; in `reduce`
-each member combines one slice, and writes it into the result.  In `reduce_scatter` of large private arrays
-members read what they combine where it lies (`in_place`): in `reduce` that is not quicker, since results have
-to go through the staging buffers.  All other arrays do so, a chunk at a time.
+each member combines one slice, and writes it into the result.  Of large private arrays members read what they
+combine where it lies (`in_place`), and the root of `reduce` reads their parts of the result likewise.  All
+other arrays go through the staging buffers, a chunk at a time.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Reduce:
             else:
                 protocol.put(self._staging.offer(source, layout))
 
-        place = b"" if fits or direct or reduction.parts is None else self._in_place.offer(source)
+        place = b"" if fits or direct else self._in_place.offer(source, reduction.root)
         if direct:
             protocol.put(self._addresses(reduction))
         elif place:
@@ -269,10 +269,7 @@ class Reduce:
         else:
             route, mixed = self._agree(fits=fits, same=False)
         if route is Route.IN_PLACE and self._in_place.agreed():
-            assert reduction.parts is not None, "only of reduce_scatter arrays are offered"
-            assert reduction.target is not None, "every member takes a part"
-            part = reduction.parts[self._index]
-            self._in_place.reduce_scatter(source, reduction.operator, part, reduction.target)
+            self._combine_in_place(reduction)
         elif route is not Route.DIRECT:
             if mixed or route is Route.IN_PLACE:
                 if direct or place:
@@ -315,6 +312,14 @@ class Reduce:
         if reduction.root is None or target is None:
             return marshal.dumps((packed, b""))
         return marshal.dumps((packed, memory.packed_flat(target)))
+
+    def _combine_in_place(self, reduction: Reduction) -> None:
+        if reduction.parts is None:
+            self._in_place.reduce(reduction.source, reduction.operator, reduction.target)
+            return
+        assert reduction.target is not None, "every member takes a part"
+        part = reduction.parts[self._index]
+        self._in_place.reduce_scatter(reduction.source, reduction.operator, part, reduction.target)
 
     def _combine_directly(self, reduction: Reduction) -> None:
         context, protocol = self._context, self._protocol

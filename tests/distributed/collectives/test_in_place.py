@@ -25,10 +25,11 @@ SIZE = 20_011
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read in place what does not fit into a slot, in small steps; ranks are forked and inherit that."""
-    for constant in ("LEAST_MOVED", "LEAST_COMBINED", "LEAST_OF_TWO"):
+    for constant in [name for name in vars(in_place) if name.startswith("LEAST_")]:
         monkeypatch.setattr(in_place, constant, 0)
     monkeypatch.setattr(in_place, "BLOCK", 9_000)
     monkeypatch.setattr(in_place, "PIECE", 15_000)
+    monkeypatch.setattr(in_place, "PART", 8_960)
     monkeypatch.setattr(staging, "CHUNK", 64 << 10)
 
 
@@ -139,9 +140,7 @@ def test_every_operation_reads_in_place(ranks: Any, n: int) -> None:
         return found
 
     found = ranks(n, work, seconds=60)
-    staged = {"reduce"}
-    if n == 2:
-        staged.add("all_gather_new")  # one reader, which keeps the memory of the copy
+    staged = {"all_gather_new"} if n == 2 else set()  # one reader, which keeps the memory of the copy
     for name in found[0]:
         reading = [rank for rank in range(n) if found[rank][name]]
         root = {"gather": [n - 1], "scatter": [*range(n - 1)], "broadcast": [*range(n - 1)]}
@@ -179,7 +178,7 @@ def test_turned_off(ranks: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> No
 
 def test_small_arrays_are_not_read(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below the threshold nothing is read."""
-    for constant in ("LEAST_MOVED", "LEAST_COMBINED", "LEAST_OF_TWO"):
+    for constant in [name for name in vars(in_place) if name.startswith("LEAST_")]:
         monkeypatch.setattr(in_place, constant, SIZE * 4 + 1)
 
     def work(c: Communicator) -> int:

@@ -35,10 +35,11 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         Layout, "of", staticmethod(lambda size: dataclasses.replace(of(size), slot_payload=SLOT))
     )
     monkeypatch.setattr(slot_area, "_payload", lambda _: SLOT)
-    for constant in ("LEAST_MOVED", "LEAST_COMBINED", "LEAST_OF_TWO"):
+    for constant in [name for name in vars(in_place) if name.startswith("LEAST_")]:
         monkeypatch.setattr(in_place, constant, 0)
     for module, constant, nbytes in (
-        (in_place, "BLOCK", 1_000), (in_place, "PIECE", 1_500), (staging, "CHUNK", 4 << 10),
+        (in_place, "BLOCK", 1_000), (in_place, "PIECE", 1_500), (in_place, "PART", 960),
+        (staging, "CHUNK", 4 << 10),
     ):  # fmt: skip
         monkeypatch.setattr(module, constant, nbytes)
     if request.param == "staged":
