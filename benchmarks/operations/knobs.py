@@ -134,7 +134,7 @@ KNOBS = (
         ], "B",
     ),
     Knob(
-        [(in_place, "LEAST_COMBINED")], (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB, 1 << 40),
+        [(in_place, "LEAST_COMBINED")], (512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB, 1 << 40),
         [_private("all_reduce", size, 4) for size in (320 * KIB, 640 * KIB, MIB, 4 * MIB)], "B",
     ),
     Knob(

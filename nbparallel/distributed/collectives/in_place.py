@@ -32,9 +32,11 @@ from nbparallel.errors import NbParallelError, PeerFailedError
 LEAST_MOVED = 256 << 10
 """Bytes of the smallest array that is moved in place: for smaller ones the system's look-up of pages costs as
 much as a second copy through the cache.  ``python -m benchmarks.operations.tuning``."""
-LEAST_COMBINED = 512 << 10
-"""Bytes of the smallest array that more than two ranks combine in place.  ``python -m
-benchmarks.operations.tuning``: of 640 KB staging takes a quarter more, of 320 KB as long."""
+LEAST_COMBINED = 4 << 20
+"""Bytes of the smallest array that more than two ranks combine in place, if it was written just before, as
+gradients are: then it lies in the cache of its owner.  In turns with staging in one session, medians of six
+cells: of 1 MB staging takes 0.6 of the processor time, of 2 MB 0.85, of 4 MB 1.0, of 16 MB 2.  ``python -m
+benchmarks.operations.tuning``."""
 LEAST_OF_TWO = 8 << 20
 """The same of two ranks, whose chunks stay in the caches: of 4 MB staging takes as long.  ``python -m
 benchmarks.operations.tuning``."""
