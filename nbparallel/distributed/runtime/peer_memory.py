@@ -103,7 +103,7 @@ class PeerMemory:
 
     def still_reads(self, rank: int) -> bool:
         """Whether the memory of a rank that was verified can be read, now that some of it could not."""
-        return self._prove(rank, self._pids[rank]) is None
+        return self._prove(rank, self.pids[rank]) is None
 
     def is_read_by(self, readers: Iterable[int]) -> bool:
         """Whether each of these ranks has found that it can read this one's memory."""

@@ -207,10 +207,7 @@ def test_time_runs_out_for_an_array_that_nobody_reads(outcomes: Any, operation: 
         read = memory.read
 
         def late(rank: int, address: int, into: Any) -> Any:
-            limit = time.monotonic() + 10
-            while not context_of(c).peers.has_failed(source):
-                assert time.monotonic() < limit
-                time.sleep(0.001)
+            wait_until(lambda: context_of(c).peers.has_failed(source), seconds=10)
             return read(rank, address, into)
 
         def move(timeout: float | None = None) -> None:
