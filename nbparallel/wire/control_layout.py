@@ -16,6 +16,9 @@ GENERATIONS = 4
 """Collective slots of a rank: how many operations a slow reader may be behind before it is waited for."""
 SLOT_HEADER = 512
 """Bytes of a collective slot before its payload: one line of words, then the description as text."""
+SLOT_OF_A_MEMBER = 256
+"""Bytes of a slot for each member at least: a record with a short value for each of them fits.  One that does
+not lies in memory of its own, which all others have to attach: 64 ranks took 16 ms for what takes one."""
 SLOT_TEXT = SLOT_HEADER - LINE * WORD
 FAILED_LINES = 16
 FAILED_TEXT = FAILED_LINES * LINE * WORD - 6 * WORD
@@ -84,7 +87,7 @@ class Layout:
         ring = 64 << 10
         while ring > 2048 and ring * world_size**2 > 16 << 20:
             ring >>= 1
-        slot = 64 << 10 if world_size <= 8 else 16 << 10 if world_size <= 32 else 4 << 10
+        slot = 64 << 10 if world_size <= 8 else max(16 << 10, SLOT_OF_A_MEMBER * world_size)
         return cls(world_size, ring, slot)
 
     def rank_word(self, rank: int, line: int) -> int:

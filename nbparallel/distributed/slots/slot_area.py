@@ -18,6 +18,7 @@ import numpy as np
 
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, ControlView
+from nbparallel.wire.control_layout import SLOT_OF_A_MEMBER
 
 # Words of a slot's first line.
 WORD, CALL, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT, WRITTEN = range(10)
@@ -94,7 +95,7 @@ def world_area(view: ControlView, rank: int) -> SlotArea:
 
 
 def _payload(members: int) -> int:
-    return 16 << 10 if members <= 8 else 4 << 10
+    return 16 << 10 if members <= 8 else max(4 << 10, SLOT_OF_A_MEMBER * members)
 
 
 def _lines_start(members: int) -> int:
