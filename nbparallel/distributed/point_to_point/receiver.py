@@ -53,7 +53,7 @@ class Receiver:
         """How short arrays are described in records; empty: not short."""
         self._has_spun = False
         """Whether the receive that begins has waited for a short while already."""
-        self._awaited: tuple[int, ...] = ()
+        self._awaited: frozenset[int] = frozenset()
         """The ranks that a receive is waiting for, which takes their messages in itself."""
 
     # -- receiving -------------------------------------------------------------------------------------
@@ -174,13 +174,13 @@ class Receiver:
         satisfied, peer = request.satisfied, -1 if request.src is None else request.src
         while True:
             wait = request.wait_record()
-            self._awaited = tuple(request.peers)
+            self._awaited = frozenset(request.peers)
             spun, self._has_spun = self._has_spun, False
             try:
                 if spun or not context.waiter.spin_until(satisfied):
                     context.wait(satisfied, peer, wait)
             finally:
-                self._awaited = ()
+                self._awaited = frozenset()
             if self._posted:
                 self.advance()
             found = find()
@@ -297,12 +297,12 @@ class Receiver:
                 Operation.new_group, lambda: [] if ring.has_message() else [src], explain, line,
                 peer=src, deadline_ns=deadline_ns,
             )  # fmt: skip
-            self._awaited = (src,)
+            self._awaited = frozenset((src,))
             try:
                 if not context.waiter.spin_until(ring.has_message):
                     context.wait(ring.has_message, src, wait)
             finally:
-                self._awaited = ()
+                self._awaited = frozenset()
 
     # -- checking ----------------------------------------------------------------------------------------
 

@@ -165,7 +165,7 @@ class RankContext:
         """Release everything that refers to this object, so that the segment is unmapped immediately."""
         self.ready, self.hooks = False, RankHooks()
         self.memory.close()
-        self.peers.memory.close()
+        self.peers.close()
 
     @property
     def wait_ns(self) -> int:
@@ -251,11 +251,11 @@ class RankContext:
         lost = self.peers.lost()
         if lost is not None:
             raise self.mark_failed(lost)
-        left = [r for r in self.peers.ranks if self.gone(r)]
-        if left:
+        left, cell = self.peers.all_left(self.cell.number), self.cell
+        if left or len(cell.ranks) < self.world_size:
             # A rank writes its words before it ends a cell, so inspect again what is missing now.
             missing = wait.awaited()
-            finished = [r for r in missing if r in left]
+            finished = [r for r in missing if r in left or r not in cell.ranks]
             if finished and (not wait.any_source or len(finished) == len(missing)):
                 self.check_peers(peers)  # a rank that failed wrote so before it left: that is the reason then
                 raise self.mark_failed(wait.explain(finished))
@@ -306,7 +306,7 @@ class RankContext:
 
     def gone(self, rank: int) -> bool:
         """Whether `rank` will do nothing more in this cell."""
-        return rank not in self.cell.ranks or self.peers.has_left(rank, self.cell.number)
+        return self.peers.has_left(rank, self.cell.number) or rank not in self.cell.ranks
 
     def deadlock(self, text: str) -> DeadlockError:
         """Return the error about a wait that can never end."""
