@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.runtime.call_site import receive_text
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_operand, read_only
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_operand, bounds, read_only
 from nbparallel.errors import rank_list
 from nbparallel.sharing.tensors import is_tensor
 
@@ -160,16 +160,6 @@ def check_outputs(outputs: Any, size: int, operation: str, name: str) -> list[An
     return arrays
 
 
-def _bounds(x: AnyArray) -> tuple[int, int]:
-    start = stop = int(x.__array_interface__["data"][0])
-    for count, stride in zip(x.shape, x.strides, strict=True):
-        if stride < 0:
-            start += (count - 1) * stride
-        else:
-            stop += (count - 1) * stride
-    return start, stop + x.itemsize
-
-
 def _each_its_own(arrays: Sequence[AnyArray]) -> bool:
     """Whether no two arrays look at memory of one owner: quick, and mostly so; False if it is not clear."""
     owners = set()
@@ -185,7 +175,7 @@ def overlapping_pair(arrays: Sequence[AnyArray]) -> tuple[int, int] | None:
     """Return two arrays that share memory, None if all are apart."""
     if _each_its_own(arrays):
         return None
-    spans = sorted((*_bounds(x), i) for i, x in enumerate(arrays) if x.size)
+    spans = sorted((*bounds(x), i) for i, x in enumerate(arrays) if x.size)
     active: list[tuple[int, int, int]] = []
     for start, stop, i in spans:
         active = [span for span in active if span[1] > start]

@@ -31,7 +31,13 @@ from nbparallel.distributed.collectives.movements import Movement
 from nbparallel.distributed.collectives.staging import Arrival, StagedCopy, StagingBuffers
 from nbparallel.distributed.point_to_point.packing import OBJECT, PLACE, RELAYED, VIEW, Packer, brings_tensor
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array, copied, decode_handle
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    as_plain_array,
+    copied,
+    decode_handle,
+    may_overlap,
+)
 from nbparallel.distributed.slots.overlaps import conflict
 from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
 from nbparallel.sharing.tensors import is_tensor, tensor_of
@@ -200,13 +206,16 @@ class Exchange:
         return ExchangeRecord(data)
 
     def _check_forms(self, records: Sequence[ExchangeRecord], movement: Movement) -> None:
-        root = None if movement.to_root else movement.root
+        root = movement.root if movement.from_root else None
+        senders = range(len(records)) if root is None else (root,)
+        forms = tuple([records[source].form for source in senders])
+        different = set(forms)
         for reader, record in enumerate(records):
-            if not record.expects:
+            if not record.expects or record.accepts(forms, different):
                 continue
-            for source, other in enumerate(records):
-                expected = record.expected(source, root)
-                if expected and expected != other.brought(reader):
+            for source in senders:
+                expected = record.expected(source)
+                if expected and expected != records[source].brought(reader):
                     ranks = self._protocol.ranks
                     what = (
                         f"what rank {ranks[source]} passed to {movement.operation.name} does not fit the "
@@ -274,10 +283,6 @@ def _copied_if_overlapping(values: Sequence[Any], outputs: Mapping[int, AnyArray
     if not outputs:
         return values
     arrays = [value if isinstance(value, np.ndarray) else as_plain_array(value) for value in values]
-    if any(
-        np.may_share_memory(value, output)
-        for value in arrays if value is not None
-        for output in outputs.values()
-    ):  # fmt: skip
+    if may_overlap([value for value in arrays if value is not None], [*outputs.values()]):
         return [copied(value) for value in values]
     return values

@@ -7,6 +7,9 @@ written::
 
     head | forms sent | forms expected | spans | offsets | payloads
 
+Forms that are all the same are written once: so a member that moves equal arrays need not look at every pair
+of members, whose number is the square of theirs.
+
 A record that is too long for a slot lies in shared memory of its own (indirect), and the slot holds its
 handle.
 """
@@ -24,9 +27,9 @@ from nbparallel.distributed.point_to_point.packing import Payload
 from nbparallel.distributed.point_to_point.ring import Envelope
 from nbparallel.distributed.slots.overlaps import Span
 
-_HEAD = struct.Struct("<BBHHHQ")
-"""Inline or indirect, whether the writer waits for readers; numbers of payloads, expected forms and spans;
-the number of rounds in which large arrays come, or the length of an indirect record's handle."""
+_HEAD = struct.Struct("<BBHHHHQ")
+"""Inline or indirect, whether the writer waits for readers; numbers of payloads, forms sent, forms expected
+and spans; the number of rounds in which large arrays come, or the length of an indirect record's handle."""
 _PAYLOAD = struct.Struct("<BxH")
 """Kind, and length of the description before the body."""
 _SPAN = struct.Struct("<QQQ")
@@ -87,36 +90,42 @@ class ExchangeRecordBuilder:
         spans = [_SPAN.pack(*span) for span in self.reads]
         if self.writes:
             spans += [_SPAN.pack(segment | _WRITES, start, stop) for segment, start, stop in self.writes]
-        count, expected = len(bodies), len(self.expected)
-        offset = _HEAD.size + 8 * (count + expected) + _SPAN.size * len(spans) + 8 * (count + 1)
+        count, brought, expected = len(bodies), _once(self.brought), _once(self.expected)
+        forms = struct.pack(f"<{len(brought) + len(expected)}Q", *brought, *expected)
+        offset = _HEAD.size + len(forms) + _SPAN.size * len(spans) + 8 * (count + 1)
         offsets = [offset]
         for body in bodies:
             offset += len(body)
             offsets.append(offset)
-        head = _HEAD.pack(INLINE, self.waits, count, expected, len(spans), self.rounds)
-        forms = struct.pack(f"<{count + expected}Q", *self.brought, *self.expected)
+        head = _HEAD.pack(INLINE, self.waits, count, len(brought), len(expected), len(spans), self.rounds)
         return b"".join([head, forms, *spans, struct.pack(f"<{count + 1}Q", *offsets), *bodies])
+
+
+def _once(forms: Sequence[int]) -> Sequence[int]:
+    """Return the first of forms that are all the same, else all of them."""
+    return forms[:1] if len(set(forms)) == 1 else forms
 
 
 def refer(packed: bytes, *, waits: bool) -> bytes:
     """Return the slot's content for an indirect record, by the handle of its memory."""
-    return _HEAD.pack(INDIRECT, waits, 0, 0, 0, len(packed)) + packed
+    return _HEAD.pack(INDIRECT, waits, 0, 0, 0, 0, len(packed)) + packed
 
 
 def reference(data: memoryview) -> bytes | None:
     """Return the handle of an indirect record, None for an inline one."""
-    kind, _, _, _, _, length = _HEAD.unpack_from(data)
+    kind, *_, length = _HEAD.unpack_from(data)
     return None if kind == INLINE else bytes(data[_HEAD.size : _HEAD.size + length])
 
 
 class ExchangeRecord:
     """A record as its readers see it."""
 
-    __slots__ = ("_data", "_expected", "_payloads", "_spans", "rounds", "waits")
+    __slots__ = ("_brought", "_data", "_expected", "_payloads", "_spans", "rounds", "waits")
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        _, waits, self._payloads, self._expected, self._spans, self.rounds = _HEAD.unpack_from(data)
+        head = _HEAD.unpack_from(data)
+        _, waits, self._payloads, self._brought, self._expected, self._spans, self.rounds = head
         self.waits = bool(waits)
 
     @property
@@ -124,27 +133,36 @@ class ExchangeRecord:
         """Whether its writer fills arrays."""
         return bool(self._expected)
 
+    @property
+    def form(self) -> int | None:
+        """The form of the value for every member; 0 if there is none, None if they differ."""
+        return self._word(0) if self._brought == 1 else None if self._brought else 0
+
     def brought(self, reader: int) -> int:
         """Return the form of the value for a member; 0 if there is none."""
-        if not self._payloads:
-            return 0
-        at = reader if self._payloads > 1 else 0
-        return int.from_bytes(self._data[_HEAD.size + 8 * at : _HEAD.size + 8 * at + 8], "little")
+        return self._word(reader if self._brought > 1 else 0) if self._brought else 0
 
-    def expected(self, source: int, root: int | None) -> int:
-        """Return the form that is expected of a member; 0 accepts any."""
-        if self._expected > 1 or (self._expected == 1 and root is None):
-            at = source
-        elif self._expected and source == root:
-            at = 0
-        else:
-            return 0
-        start = _HEAD.size + 8 * (self._payloads + at)
+    def expected(self, source: int) -> int:
+        """Return the form that is expected of a member that sends; 0 accepts any."""
+        return self._word(self._brought + (source if self._expected > 1 else 0))
+
+    def accepts(self, forms: tuple[int | None, ...], different: set[int | None]) -> bool:
+        """Whether exactly these forms are expected of the members that send, which are all `different` ones.
+
+        One that is None stands for several: those have to be compared one by one.
+        """
+        if self._expected == 1:
+            return different == {self._word(self._brought)}
+        start = _HEAD.size + 8 * self._brought
+        return struct.unpack_from(f"<{self._expected}Q", self._data, start) == forms
+
+    def _word(self, at: int) -> int:
+        start = _HEAD.size + 8 * at
         return int.from_bytes(self._data[start : start + 8], "little")
 
     def spans(self) -> list[tuple[Span, bool]]:
         """Return the spans of shared memory, and whether each is written."""
-        start = _HEAD.size + 8 * (self._payloads + self._expected)
+        start = _HEAD.size + 8 * (self._brought + self._expected)
         found = []
         for i in range(self._spans):
             segment, first, last = _SPAN.unpack_from(self._data, start + i * _SPAN.size)
@@ -154,7 +172,7 @@ class ExchangeRecord:
     def payload(self, writer: int, reader: int) -> Envelope:
         """Return the payload for a member; its body is a view of the slot."""
         at = reader if self._payloads > 1 else 0
-        table = _HEAD.size + 8 * (self._payloads + self._expected) + _SPAN.size * self._spans
+        table = _HEAD.size + 8 * (self._brought + self._expected) + _SPAN.size * self._spans
         start, stop = struct.unpack_from("<QQ", self._data, table + 8 * at)
         kind, length = _PAYLOAD.unpack_from(self._data, start)
         middle = start + _PAYLOAD.size + length

@@ -21,7 +21,7 @@ from nbparallel.distributed.collectives.staging import StagedCopy
 from nbparallel.distributed.point_to_point.packing import PLACE, RELAYED, VIEW, Packer
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array, encode_handle
-from nbparallel.distributed.slots.overlaps import Span
+from nbparallel.distributed.slots.overlaps import Span, joined
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
 
@@ -88,6 +88,7 @@ class ExchangeWriter:
             self._add_outputs(builder, movement)
         if staged or several:
             self._settle_large(builder, movement, values, budget, readers, staged=staged)
+        builder.reads = joined(builder.reads)
         return builder
 
     def _add_read(self, builder: ExchangeRecordBuilder, array: AnyArray) -> None:
@@ -107,7 +108,7 @@ class ExchangeWriter:
             location = self._context.store.location(array)
             if location is not None:
                 writes.append((location.segment, location.start, location.stop))
-        builder.writes = writes
+        builder.writes = joined(writes)
 
     def _settle_large(
         self,

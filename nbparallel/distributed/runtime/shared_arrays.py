@@ -5,7 +5,7 @@ from __future__ import annotations
 import marshal
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +24,9 @@ MAX_KNOWN = 64
 MAX_ATTACHED_NBYTES = 512 << 20
 """Bytes of other ranks' arrays that stay attached until the cell ends, since each attach costs page faults:
 an array that its owner deletes lives as long."""
+
+FEW_PAIRS = 64
+"""Up to which pairs of arrays are compared one by one: quicker than to sort them."""
 
 
 def as_plain_array(x: Any) -> AnyArray | None:
@@ -55,6 +58,30 @@ def is_mapped_read_only(array: AnyArray) -> bool:
     except ForkedRankError:  # of a forked child the operation itself says so
         return False
     return location is not None and not location.writable
+
+
+def bounds(x: AnyArray) -> tuple[int, int]:
+    """Return the address of the first byte of an array that has elements, and of the one behind its last."""
+    start = stop = int(x.__array_interface__["data"][0])
+    for count, stride in zip(x.shape, x.strides, strict=True):
+        if stride < 0:
+            start += (count - 1) * stride
+        else:
+            stop += (count - 1) * stride
+    return start, stop + x.itemsize
+
+
+def may_overlap(some: Sequence[AnyArray], others: Sequence[AnyArray]) -> bool:
+    """Whether one array may share memory with one of the others, as `numpy.may_share_memory` means it."""
+    if len(some) * len(others) <= FEW_PAIRS:
+        return any(np.may_share_memory(x, y) for x in some for y in others)
+    spans = [(*bounds(x), of) for of, arrays in enumerate((some, others)) for x in arrays if x.size]
+    stops = [0, 0]
+    for start, stop, of in sorted(spans):
+        if start < stops[1 - of]:
+            return True
+        stops[of] = max(stops[of], stop)
+    return False
 
 
 def in_kind_of(x: Any, result: Any) -> Any:

@@ -90,6 +90,23 @@ class SpanTable:
         self._segments.clear()
 
 
+def joined(spans: Sequence[Span]) -> list[Span]:
+    """Return spans of one member, each that begins where the one before ends joined with it.
+
+    The parts of one array, one for each member, are one span: all members compare those of all others.
+
+    >>> joined([(1, 0, 8), (1, 8, 16), (1, 24, 32), (2, 32, 40)])
+    [(1, 0, 16), (1, 24, 32), (2, 32, 40)]
+    """
+    found: list[Span] = []
+    for segment, start, stop in spans:
+        if found and found[-1][0] == segment and found[-1][2] == start:
+            found[-1] = segment, found[-1][1], stop
+        else:
+            found.append((segment, start, stop))
+    return found
+
+
 def overlapping(spans: list[Span]) -> tuple[int, int] | None:
     """Return two indices whose (segment, start, stop) overlap; segment 0 is private memory."""
     order = sorted((span, i) for i, span in enumerate(spans) if span[0] and span[1] < span[2])
