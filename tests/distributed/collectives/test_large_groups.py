@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives.exchange_record import ExchangeRecord, ExchangeRecordBuilder
+from nbparallel.distributed.collectives.exchange_record import (
+    OVERHEAD,
+    ExchangeRecord,
+    ExchangeRecordBuilder,
+)
+from nbparallel.distributed.point_to_point.packing import ARRAY, Payload
+from nbparallel.distributed.runtime import shared_arrays
 from nbparallel.distributed.runtime.peers import Peers
+from nbparallel.distributed.slots import slot_area
 from nbparallel.errors import CollectiveMismatchError
 from nbparallel.testing.ranks import context_of
+from nbparallel.wire.control_layout import Layout
 
 MANY = 64
 
@@ -107,3 +117,32 @@ def test_a_wait_looks_at_all_ranks_together(ranks: Any, monkeypatch: Any) -> Non
         c.barrier()
 
     ranks(3, work)
+
+
+@pytest.mark.parametrize("members", [2, 9, 33, 64, 128, 300])
+def test_a_slot_holds_a_short_value_for_each_member(members: int) -> None:
+    """In the world and in groups: else the record has memory of its own, which all others attach."""
+    value = np.zeros(1)
+    meta = pickle.dumps((value.dtype, value.shape), 5)
+    builder = ExchangeRecordBuilder()
+    builder.payloads = [Payload(ARRAY, meta, value.tobytes()) for _ in range(members)]
+    builder.brought = builder.expected = [*range(1, members + 1)]
+    for room in (Layout.of(members).slot_payload, slot_area._payload(members)):
+        assert len(builder.pack()) <= room
+        assert (room - 8 * members) // members - 2 * OVERHEAD >= value.nbytes  # what the writer reckons with
+
+
+def test_overlaps_of_many_arrays_are_those_of_their_pairs(monkeypatch: Any) -> None:
+    """Whatever the strides, and whether there are elements."""
+    monkeypatch.setattr(shared_arrays, "FEW_PAIRS", 0)
+    chance, memory = random.Random(3), np.zeros(300)
+    answers = set()
+    for _ in range(300):
+        some, others = (
+            [memory[(begin := chance.randrange(300)) : begin + chance.randrange(9)][:: chance.choice((1, -2))]
+             for _ in range(4)] for _ in range(2)
+        )  # fmt: skip
+        want = any(np.may_share_memory(x, y) for x in some for y in others)
+        assert shared_arrays.may_overlap(some, others) == want
+        answers.add(want)
+    assert answers == {True, False}
