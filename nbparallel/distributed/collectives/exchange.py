@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbparallel.distributed.collectives.exchange_record import ExchangeRecord, reference
+from nbparallel.distributed.collectives.exchange_record import FEW, ExchangeRecord, reference
 from nbparallel.distributed.collectives.exchange_writer import MAX_FORMS, ExchangeWriter
 from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.collectives.movements import Movement
@@ -208,10 +208,10 @@ class Exchange:
     def _check_forms(self, records: Sequence[ExchangeRecord], movement: Movement) -> None:
         root = movement.root if movement.from_root else None
         senders = range(len(records)) if root is None else (root,)
-        forms = tuple([records[source].form for source in senders])
+        forms = tuple([records[source].form for source in senders]) if len(records) > FEW else ()
         different = set(forms)
         for reader, record in enumerate(records):
-            if not record.expects or record.accepts(forms, different):
+            if not record.expects or (forms and record.accepts(forms, different)):
                 continue
             for source in senders:
                 expected = record.expected(source)

@@ -39,6 +39,8 @@ OBJECT_FORM = 1
 _WRITES = 1 << 63
 OVERHEAD = 64
 """An upper bound of what a payload takes beside its own bytes."""
+FEW = 4
+"""Up to so many members pairs are compared one by one, which is quicker."""
 NOTHING = Payload(0, b"", b"")
 """Stands for a value that only its own member takes."""
 
@@ -102,8 +104,8 @@ class ExchangeRecordBuilder:
 
 
 def _once(forms: Sequence[int]) -> Sequence[int]:
-    """Return the first of forms that are all the same, else all of them."""
-    return forms[:1] if len(set(forms)) == 1 else forms
+    """Return the first of many forms that are all the same, else all of them."""
+    return forms[:1] if len(forms) > FEW and len(set(forms)) == 1 else forms
 
 
 def refer(packed: bytes, *, waits: bool) -> bytes:

@@ -88,7 +88,8 @@ class ExchangeWriter:
             self._add_outputs(builder, movement)
         if staged or several:
             self._settle_large(builder, movement, values, budget, readers, staged=staged)
-        builder.reads = joined(builder.reads)
+        if builder.reads:
+            builder.reads = joined(builder.reads)
         return builder
 
     def _add_read(self, builder: ExchangeRecordBuilder, array: AnyArray) -> None:
@@ -108,7 +109,7 @@ class ExchangeWriter:
             location = self._context.store.location(array)
             if location is not None:
                 writes.append((location.segment, location.start, location.stop))
-        builder.writes = joined(writes)
+        builder.writes = joined(writes) if writes else writes
 
     def _settle_large(
         self,

@@ -11,6 +11,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives.exchange_record import (
+    FEW,
     OVERHEAD,
     ExchangeRecord,
     ExchangeRecordBuilder,
@@ -55,7 +56,7 @@ def test_no_member_looks_at_every_pair(ranks: Any, monkeypatch: Any) -> None:
             c.all_gather([np.zeros(3 + (me == 2 and i == 1)) for i in range(n)], np.zeros(3))
         assert looks == [0, 1]
 
-    ranks(4, work)
+    ranks(FEW + 1, work)
 
 
 def test_the_parts_of_an_array_are_one_span(ranks: Any, monkeypatch: Any) -> None:
