@@ -208,8 +208,11 @@ class Exchange:
     def _check_forms(self, records: Sequence[ExchangeRecord], movement: Movement) -> None:
         root = movement.root if movement.from_root else None
         senders = range(len(records)) if root is None else (root,)
-        forms = tuple([records[source].form for source in senders]) if len(records) > FEW else ()
-        different = set(forms)
+        forms: tuple[int | None, ...] = ()
+        different: set[int | None] = set()
+        if len(records) > FEW:
+            forms = tuple([records[source].form for source in senders])
+            different = set(forms)
         for reader, record in enumerate(records):
             if not record.expects or (forms and record.accepts(forms, different)):
                 continue

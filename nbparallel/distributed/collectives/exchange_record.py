@@ -142,11 +142,15 @@ class ExchangeRecord:
 
     def brought(self, reader: int) -> int:
         """Return the form of the value for a member; 0 if there is none."""
-        return self._word(reader if self._brought > 1 else 0) if self._brought else 0
+        if not self._brought:
+            return 0
+        start = _HEAD.size + (8 * reader if self._brought > 1 else 0)
+        return int.from_bytes(self._data[start : start + 8], "little")
 
     def expected(self, source: int) -> int:
         """Return the form that is expected of a member that sends; 0 accepts any."""
-        return self._word(self._brought + (source if self._expected > 1 else 0))
+        start = _HEAD.size + 8 * (self._brought + (source if self._expected > 1 else 0))
+        return int.from_bytes(self._data[start : start + 8], "little")
 
     def accepts(self, forms: tuple[int | None, ...], different: set[int | None]) -> bool:
         """Whether exactly these forms are expected of the members that send, which are all `different` ones.
