@@ -37,7 +37,7 @@ ROUNDS = 3
 MOST_CALLS = 400
 """In one round."""
 WARM = 4
-"""Calls before anything is timed: by then ranks know who fills arrays, and who can read whose memory."""
+"""Calls before anything is timed: by then ranks know which of them fill arrays, and which memory they can read."""
 LEAST_CORES = 4
 """Fewer do not show whether the model is right about cores."""
 LEAST_SPEED_UP = 0.5
@@ -93,7 +93,7 @@ def fitting(rows: Iterable[Row], ranks: int, nbytes: int) -> list[Row]:
     return [row for row in rows if 4 * ranks * row.nbytes <= nbytes]
 
 
-def _on_rank(c: Communicator, rows: Sequence[Row], seconds: float) -> list[tuple[float, float]]:
+def times_on_rank(c: Communicator, rows: Sequence[Row], seconds: float) -> list[tuple[float, float]]:
     """Return processor and wall seconds of one call of each row on this rank, medians of rounds."""
     most = max([8 * c.world_size, *(row.nbytes for row in rows)])
     memory = [context_of(c).store.zeros((most // 8,), np.float64) for _ in range(2)]
@@ -133,7 +133,7 @@ def measure(rows: Sequence[Row], ranks: Sequence[int], *, launches: int, seconds
         for n in ranks:
             print(f"  {n} ranks, launch {launch + 1} of {launches}", file=sys.stderr, flush=True)
             chosen = fitting(rows, n, room())
-            outcomes = run_ranks(n, lambda c, chosen=chosen: _on_rank(c, chosen, seconds), seconds=900)
+            outcomes = run_ranks(n, lambda c, chosen=chosen: times_on_rank(c, chosen, seconds), seconds=900)
             for outcome in outcomes:
                 if outcome.error is not None:
                     raise outcome.error

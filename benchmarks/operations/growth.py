@@ -50,7 +50,7 @@ Times = Mapping[Row, Mapping[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How the time of one row grows; None: too little was measured to tell."""
+    """How the time of one row grows; None: too little was measured."""
 
     in_ranks: float | None
     """The exponent: 1 is linear, 2 quadratic."""

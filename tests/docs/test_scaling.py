@@ -52,7 +52,7 @@ def test_every_operation_is_right() -> None:
     def work(c: Any) -> None:
         rows = scaling.rows_of(scaling.OPERATIONS, (8, 4096))
         assert {row.operation for row in rows} == trials.TRIALS.keys()
-        for cpu, wall in scaling._on_rank(c, rows, 0.0):
+        for cpu, wall in scaling.times_on_rank(c, rows, 0.0):
             assert 0 < cpu < 10
             assert 0 < wall < 10
 
@@ -69,7 +69,7 @@ def test_a_wrong_result_is_not_timed(monkeypatch: Any) -> None:
 
     def work(c: Any) -> None:
         with pytest.raises(AssertionError, match="is wrong on rank"):
-            scaling._on_rank(c, [Row("gather", 8, False)], 0.0)
+            scaling.times_on_rank(c, [Row("gather", 8, False)], 0.0)
 
     for outcome in run_ranks(2, work, seconds=30):
         if outcome.error is not None:

@@ -94,7 +94,8 @@ def world_area(view: ControlView, rank: int) -> SlotArea:
     )
 
 
-def _payload(members: int) -> int:
+def group_payload(members: int) -> int:
+    """Return the bytes of payload in a slot of a group."""
     return 16 << 10 if members <= 8 else max(4 << 10, SLOT_OF_A_MEMBER * members)
 
 
@@ -108,16 +109,16 @@ def _slots_start(members: int) -> int:
 
 def group_nbytes(members: int) -> int:
     """Return the size of the area of a group."""
-    return _slots_start(members) + members * GENERATIONS * (SLOT_HEADER + _payload(members))
+    return _slots_start(members) + members * GENERATIONS * (SLOT_HEADER + group_payload(members))
 
 
 def prepare(memory: AnyArray, ranks: Sequence[int]) -> None:
     """Write the head of a new group's area, and zero its words; no other rank has attached it yet."""
     memory[: _slots_start(len(ranks))] = 0
-    size = SLOT_HEADER + _payload(len(ranks))
+    size = SLOT_HEADER + group_payload(len(ranks))
     memory[_slots_start(len(ranks)) :].reshape(-1, size)[:, :SLOT_HEADER] = 0
     with memory.data as octets, octets.cast("Q") as words:
-        words[0], words[1], words[2] = MAGIC, len(ranks), _payload(len(ranks))
+        words[0], words[1], words[2] = MAGIC, len(ranks), group_payload(len(ranks))
         for i, rank in enumerate(ranks):
             words[_HEAD + i] = rank
 
@@ -129,10 +130,15 @@ def group_area(memory: AnyArray, packed: bytes, rank: int) -> SlotArea | None:
         return None
     words = octets.cast("Q")
     count = words[1]
-    if not count or words[0] != MAGIC or group_nbytes(count) != len(octets) or words[2] != _payload(count):
+    if (
+        not count
+        or words[0] != MAGIC
+        or group_nbytes(count) != len(octets)
+        or words[2] != group_payload(count)
+    ):
         return None
     ranks = tuple(words[_HEAD : _HEAD + count].tolist())
-    lines, slots, size = _lines_start(count), _slots_start(count), SLOT_HEADER + _payload(count)
+    lines, slots, size = _lines_start(count), _slots_start(count), SLOT_HEADER + group_payload(count)
     return SlotArea(
         ranks,
         ranks.index(rank) if rank in ranks else -1,
@@ -142,6 +148,6 @@ def group_area(memory: AnyArray, packed: bytes, rank: int) -> SlotArea | None:
         tuple((lines + 2 * i * _LINE) // 8 for i in range(count)),
         tuple((lines + (2 * i + 1) * _LINE) // 8 for i in range(count)),
         tuple(tuple(slots + (i * GENERATIONS + g) * size for g in range(GENERATIONS)) for i in range(count)),
-        _payload(count),
+        group_payload(count),
         packed,
     )

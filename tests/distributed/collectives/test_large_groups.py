@@ -128,7 +128,7 @@ def test_a_slot_holds_a_short_value_for_each_member(members: int) -> None:
     builder = ExchangeRecordBuilder()
     builder.payloads = [Payload(ARRAY, meta, value.tobytes()) for _ in range(members)]
     builder.brought = builder.expected = [*range(1, members + 1)]
-    for room in (Layout.of(members).slot_payload, slot_area._payload(members)):
+    for room in (Layout.of(members).slot_payload, slot_area.group_payload(members)):
         assert len(builder.pack()) <= room
         assert (room - 8 * members) // members - 2 * OVERHEAD >= value.nbytes  # what the writer reckons with
 
