@@ -37,7 +37,7 @@ ROUNDS = 3
 MOST_CALLS = 400
 """In one round."""
 WARM = 4
-"""Calls before anything is timed: by then ranks know which of them fill arrays, and which memory they can read."""
+"""Calls before anything is timed: by then ranks know which of them fill arrays, and what they can read."""
 LEAST_CORES = 4
 """Fewer do not show whether the model is right about cores."""
 LEAST_SPEED_UP = 0.5
