@@ -15,7 +15,13 @@ from typing import Any
 
 from nbparallel import sharing
 from nbparallel.cluster.host_arrays import HostArrays
-from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome
+from nbparallel.cluster.host_messages import (
+    FailureNotice,
+    HostReport,
+    HostTask,
+    failed_outcome,
+    notice_of,
+)
 from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool, host_loss
 from nbparallel.errors import (
     HostBoundaryError,
@@ -32,6 +38,7 @@ from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.transfer.blobs import ByValue
+from nbparallel.wire.control import FailureKind
 from nbparallel.wire.messages import Cause, RankFailure, runs_user_code
 from nbparallel.wire.name_updates import NameKind, NameUpdate
 
@@ -122,9 +129,11 @@ class HostRun(TaskRun):
     def send(self, keep_messages: bool) -> None:
         """Send each host its part; one that does not take it is lost for this task."""
         number, options, parts = self.request.number, self.request.options, dict[str, bytes]()
+        whole = len(self.hosts) > 1 and len(self.request.ranks) == self._pool.world_size
         for host, tasks in self._tasks.items():
             self.task = self.task or tasks[self.hosts[host][0]]
-            task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages)
+            names = self._pool.hosts.hosts if whole and runs_user_code(self.task) else ()
+            task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, names)
             parts[host] = pickle.dumps(task, 5)
         self.running = list(self.hosts)
         for host, reply in self._pool.send_task(parts).items():
@@ -157,7 +166,7 @@ class HostRun(TaskRun):
         self._pool.heard.clear()
         self._tell(self.running, "look")
 
-    def _tell(self, hosts: Sequence[str], op: str, *what: int) -> None:
+    def _tell(self, hosts: Sequence[str], op: str, *what: Any) -> None:
         data = pickle.dumps((self.request.number, *what))
         self._pool.cluster.call(op, dict.fromkeys(hosts, data), 0.0)
 
@@ -167,9 +176,11 @@ class HostRun(TaskRun):
             self._lose(host, rest[0])
         elif kind == "died":
             self._pool.changed.add(host)
+        elif kind == "unlinked":
+            self._pool.links.lose(host, rest[0])
         elif host in self.running and rest[0] == self.request.number:  # not of an earlier task
             if kind == "failed":
-                self._relay(host)
+                self._relay(host, rest[1])
             elif kind == "ended":
                 self._end(host, *rest[1:])
 
@@ -188,9 +199,10 @@ class HostRun(TaskRun):
         steps.interrupted |= report.interrupted
         steps.timed_out |= report.timed_out
         steps.interrupted_for_peer |= report.freed
-        if not all(self.outcomes[rank].ok for rank in self.hosts[host]):
+        ranks = self.hosts[host]
+        if not all(self.outcomes[rank].ok for rank in ranks):
             self._pool.changed.add(host)  # perhaps a rank has died; the event that says so may come later
-            self._relay(host)
+            self._relay(host, next(notice_of(self.outcomes[r]) for r in ranks if not self.outcomes[r].ok))
 
     def _lose(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Give up a host; its part of the task, if it has not reported, has failed."""
@@ -198,8 +210,9 @@ class HostRun(TaskRun):
         if host in self.running:
             self.running.remove(host)
             ranks = self.hosts[host]
-            self._fail(host, host_loss(host, ranks, reason))
-            self._relay(host)
+            error = host_loss(host, ranks, reason)
+            self._fail(host, error)
+            self._relay(host, FailureNotice(FailureKind.PEER, ranks[0], str(error)))
 
     def _fail(self, host: str, error: Exception) -> None:
         now, name, pickled = time.monotonic_ns(), type(error).__name__, pickle.dumps(error)
@@ -207,11 +220,11 @@ class HostRun(TaskRun):
             failure = RankFailure(rank, now, name, str(error), pickled, cause=Cause.DIED)
             self.outcomes.setdefault(rank, failed_outcome(self.request.number, failure))
 
-    def _relay(self, host: str) -> None:
-        """Have the other hosts end the task soon, once: a rank has failed on this one."""
-        if not self._relayed and not self.request.options.go_on:
+    def _relay(self, host: str, notice: FailureNotice) -> None:
+        """Tell the other hosts, once, that a rank has failed on this one: they end the task soon."""
+        if not self._relayed:
             self._relayed = True
-            self._tell([other for other in self.running if other != host], "peer_failed")
+            self._tell([other for other in self.running if other != host], "peer_failed", notice)
 
 
 class HostDispatcher(TaskDispatcher):

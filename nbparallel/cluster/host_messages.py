@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.cluster.contract import MOST_EVENT, MOST_PIECE
+from nbparallel.errors import rank_list
+from nbparallel.wire.control import FailureKind
 from nbparallel.wire.messages import Outcome, RankFailure, Task
 
 _MORE, _LAST = b"\1", b"\0"
 """First byte of an event: whether the message goes on in the next one."""
+SAME_ERRORS = {
+    "CollectiveMismatchError": FailureKind.MISMATCH,
+    "DeadlockError": FailureKind.DEADLOCK,
+    "PeerFailedError": FailureKind.PEER,
+}
+"""By name: errors that ranks of other hosts raise with the same text."""
 INLINE = MOST_EVENT - 2048
 """Bytes of a report that travel with the event about a task's end; more is taken in pieces."""
 
@@ -33,6 +41,8 @@ class HostTask:
     """As for `Session.run`."""
     keep_messages: bool
     """Whether messages that no rank has received stay."""
+    hosts: tuple[str, ...] = ()
+    """Of user code on all ranks of several hosts: their names; its ranks call operations over hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,27 @@ class HostReport:
     """Lines for the user, which were shown already."""
     error: str = ""
     """What ended all of it, such as the death of the supervisor."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureNotice:
+    """What went wrong first on a host, for ranks of others that wait in an operation over hosts."""
+
+    kind: FailureKind
+    """How their errors are to be classed."""
+    rank: int
+    """Of that host."""
+    text: str
+    """It names the rank and its host."""
+
+
+def notice_of(outcome: Outcome) -> FailureNotice:
+    """Return the notice about a rank that reports an error."""
+    failure, rank = outcome.failure, outcome.rank
+    name, text = ("", "") if failure is None else (failure.ename, failure.evalue)
+    if name in SAME_ERRORS:
+        return FailureNotice(SAME_ERRORS[name], rank, text)
+    return FailureNotice(FailureKind.PEER, rank, f"{rank_list([rank])} failed: {name}: {text}")
 
 
 def failed_outcome(number: int, failure: RankFailure) -> Outcome:

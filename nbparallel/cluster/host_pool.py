@@ -17,6 +17,7 @@ from typing import Any
 
 from nbparallel.cluster.contract import Anchor, Cluster, NodeReply
 from nbparallel.cluster.host_messages import PIECE, EventJoiner
+from nbparallel.cluster.link_table import LinkTable
 from nbparallel.cluster.long_calls import perform_calls
 from nbparallel.cluster.node import NODE, versions
 from nbparallel.errors import (
@@ -93,6 +94,7 @@ class HostPool:
         self._lost: dict[str, str] = {}
         """Hosts that are lost, and how that was seen."""
         self._notes: list[str] = []
+        self.links = LinkTable(cluster)
         self.closed = False
         cluster.events(self)
 
@@ -186,6 +188,8 @@ class HostPool:
             host, message = self.messages.get() or ("", ("",))
             if message[0] == "died":
                 self.changed.add(host)
+            elif message[0] == "unlinked":
+                self.links.lose(host, message[1])
             elif message[0] == "lost":
                 self.host_lost(host, message[1])
         if self._lost:
@@ -194,6 +198,7 @@ class HostPool:
         self.changed.clear()
         for revived in self.ask("ready", dict.fromkeys(changed, ()), START_SECONDS).values():
             self._forget(revived)
+        self.links.connect(set(self.hosts.hosts) - self._lost.keys(), interrupts)
         return self
 
     def _start(self, indices: Iterable[int], interrupts: InterruptCounter) -> None:
@@ -297,6 +302,7 @@ class HostPool:
     def host_lost(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Record that a host is lost; should its node still run, it ends."""
         self._lost[host] = reason
+        self.links.forget(host)
         if (anchor := self._anchors.pop(host, None)) is not None:
             anchor.release(give_up=silent)
 

@@ -15,7 +15,16 @@ import numpy as np
 
 import nbparallel
 from nbparallel.cluster.contract import NodePort
-from nbparallel.cluster.host_messages import INLINE, PIECE, HostReport, HostTask, send_message
+from nbparallel.cluster.host_messages import (
+    INLINE,
+    PIECE,
+    FailureNotice,
+    HostReport,
+    HostTask,
+    notice_of,
+    send_message,
+)
+from nbparallel.cluster.node_links import NodeLinks
 from nbparallel.cluster.node_output import NodeOutput
 from nbparallel.cluster.node_session import NodeSession
 from nbparallel.errors import NbParallelError, host_of_rank
@@ -45,6 +54,7 @@ class Node:
         self._pieces: list[bytes] = []
         self._report = b""
         self._ended = False
+        self._links = NodeLinks(port, lambda peer: send_message(port.emit, "unlinked", peer))
 
     def handle(self, op: str, data: bytes) -> bytes:
         """Handle a call of the kernel: a method of that name."""
@@ -55,6 +65,7 @@ class Node:
     def end(self) -> None:
         """End every rank (idempotent)."""
         self._ended = True
+        self._links.close()
         if self._session is not None:
             self._session.stop()
 
@@ -101,8 +112,8 @@ class Node:
         for _ in range(times):
             self._running.interrupt()
 
-    def _on_peer_failed(self, number: int) -> None:
-        self._running.peer_failed(number)
+    def _on_peer_failed(self, number: int, notice: FailureNotice) -> None:
+        self._running.peer_failed(number, notice)
 
     def _on_ready(self) -> list[int]:
         """Start ranks again that have died; return which were since the last time."""
@@ -126,11 +137,13 @@ class Node:
     def _perform(self, session: NodeSession, task: HostTask, begun: threading.Event) -> None:
         output = NodeOutput(self.port, task.number)
         try:
-            report = session.perform_task(task, output, begun.set)
+            door = self._links.open(task.number, task.hosts, session.place.index) if task.hosts else None
+            report = session.perform_task(task, output, begun.set, door)
         except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
             report = HostReport(error=f"{type(error).__name__}: {error}")
         finally:
             output.close()
+        self._links.end_task(well=not report.error and all(outcome.ok for outcome in report.outcomes))
         begun.set()
         self._report = pickle.dumps(report, 5)
         inline = self._report if len(self._report) <= INLINE else b""
@@ -140,7 +153,9 @@ class Node:
         if isinstance(message, RankDeath) and not self._ended:
             send_message(self.port.emit, "died", time.monotonic_ns())
         elif isinstance(message, Outcome) and not message.ok:
-            send_message(self.port.emit, "failed", message.number)
+            host_of_rank.set(self._running.place.host_of)  # of this thread's messages
+            notice = self._running.first_failure(message.number) or notice_of(message)
+            send_message(self.port.emit, "failed", message.number, notice)
 
 
 def versions() -> dict[str, str]:

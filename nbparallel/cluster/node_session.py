@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.cluster.host_messages import HostReport, HostTask, failed_outcome
+from nbparallel.cluster.host_messages import (
+    SAME_ERRORS,
+    FailureNotice,
+    HostReport,
+    HostTask,
+    failed_outcome,
+)
 from nbparallel.cluster.node_arrays import NodeArrays
+from nbparallel.distributed.runtime.failures import first_failure
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.outcomes import death_failure
-from nbparallel.session.tasks.task_run import TaskRequest, TaskRun
+from nbparallel.session.tasks.task_run import TaskRequest, TaskRun, TaskWatch
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
 from nbparallel.wire.handles import ArrayHandle
@@ -35,6 +43,8 @@ class NodeSession(Session):
         super().__init__(len(place.ranks), start_method=start_method)
         self.place = self._ranks.hosts = place
         self._on_event = on_event
+        self._failing = threading.Lock()
+        self._told: tuple[int, FailureNotice | None] = 0, None
         self.arrays = NodeArrays()
         self._run: TaskRun | None = None
         self._revived: set[int] = set()
@@ -63,7 +73,9 @@ class NodeSession(Session):
         with self._session_lock.hold() as interrupts:
             return self.arrays.lack(wanted, self._ensure(interrupts).supervisor.broker)
 
-    def perform_task(self, task: HostTask, output: TaskOutput, begun: Callable[[], None]) -> HostReport:
+    def perform_task(
+        self, task: HostTask, output: TaskOutput, begun: Callable[[], None], door: TaskWatch | None
+    ) -> HostReport:
         """Perform one task of the kernel's; calls `begun` when interrupts reach it."""
         options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
         self.keep_messages = task.keep_messages
@@ -73,21 +85,46 @@ class NodeSession(Session):
             notes = self._ranks.take_notes()
             broker = pool.supervisor.broker
             tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
-            request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes)
-            run = self._run = self._tasks.launch(pool, request, interrupts)
+            request = TaskRequest(
+                task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, watch=door
+            )
+            run = self._tasks.launch(pool, request, interrupts)
             try:
+                with self._failing:
+                    self._run = run
+                    number, notice = self._told
+                if number == task.number and notice is not None:  # before the ranks of this host had begun
+                    self.peer_failed(number, notice)
                 self._tasks.await_ranks(run, interrupts)
                 return _report(run, pool)
             finally:
-                self._run = None
+                with self._failing:
+                    self._run = None
                 self.arrays.release()
 
-    def peer_failed(self, number: int) -> None:
-        """Act on the failure of a rank of another host: those that run this task end it soon."""
-        run = self._run
-        if run is not None and run.request.number == number:
-            run.escalation.record_failure()
-            run.pool.wake()
+    def peer_failed(self, number: int, notice: FailureNotice) -> None:
+        """Act on the failure of a rank of another host: those that run this task end it soon.
+
+        It is recorded where ranks look whose operations need that rank; the next task has another segment.
+        """
+        with self._failing:
+            self._told, run = (number, notice), self._run
+            if run is not None and run.request.number == number:
+                run.pool.invalidate_epoch()
+                run.control.write_failure(notice.rank, notice.kind, number, notice.rank, notice.text)
+                run.escalation.record_failure()
+                run.pool.wake()
+
+    def first_failure(self, number: int) -> FailureNotice | None:
+        """Return what went wrong first in a task; None if that is not known, or it has ended."""
+        with self._failing:
+            run, ranks = self._run, self.place.ranks
+            if run is None or run.request.number != number:
+                return None
+            if (error := first_failure(run.control, ranks)) is None:
+                return None
+            kind = SAME_ERRORS[type(error).__name__]
+            return FailureNotice(kind, getattr(error, "rank", ranks[0]), str(error))
 
 
 def _report(run: TaskRun, pool: RankPool) -> HostReport:

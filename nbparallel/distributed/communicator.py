@@ -11,6 +11,7 @@ from nbparallel.distributed.api.cartesian import GridOperations
 from nbparallel.distributed.api.data_movement import DataMovement
 from nbparallel.distributed.api.data_parallel import DataParallel
 from nbparallel.distributed.api.groups import GroupOperations
+from nbparallel.distributed.api.host_operations import HostOperations
 from nbparallel.distributed.api.locks import Locks
 from nbparallel.distributed.api.mpi_reductions import MpiReductions
 from nbparallel.distributed.api.object_lists import ObjectLists
@@ -24,6 +25,7 @@ from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.fork_guard import make_inert
+from nbparallel.distributed.runtime.host_door import HostDoor
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
 from nbparallel.distributed.slots.deadlock import DeadlockDetector
@@ -92,7 +94,9 @@ class Communicator(
         self._context.peers.hosts = hosts
         self._deadlocks = DeadlockDetector(self._context)
         self._context.hooks.diagnose = self._deadlocks.inspect
-        self._world = GroupCollectives(self._context, world_area(self._view, rank))
+        here = range(world_size) if hosts is None else hosts.ranks
+        self._first, self._behind = here.start, here.stop
+        self._world = GroupCollectives(self._context, world_area(self._view, rank, here))
         rings = RingPairs(self._view, self._context.waiter, rank)
         self._receiver = Receiver(self._context, rings)
         self._sender = Sender(self._context, rings, self._receiver.unexpected.take_in)
@@ -100,8 +104,8 @@ class Communicator(
         self._context.hooks.progress = self._progress
         self.locks = LockTable(self._context)
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
-        here = range(world_size) if hosts is None else hosts.ranks
-        self._first, self._behind = here.start, here.stop
+        self._across: HostOperations | None = None
+        self._door: HostDoor | None = None
         self._tickets = Tickets()
         self._tracer: OperationTracer | None = None
         self._on_operation: OnOperation | None = None
@@ -130,7 +134,13 @@ class Communicator(
     # -- cells ---------------------------------------------------------------------------------------
 
     def begin_cell(
-        self, cell: int, participants: tuple[int, ...], filename: str, *, go_on: bool = False
+        self,
+        cell: int,
+        participants: tuple[int, ...],
+        filename: str,
+        *,
+        go_on: bool = False,
+        door: int | None = None,
     ) -> None:
         """Take part in a cell.
 
@@ -144,11 +154,19 @@ class Communicator(
             ``co_filename`` of the cell's code, by which an operation finds the line that called it.
         go_on : bool
             A rank's failure only ends waits for that rank, not all.
+        door : int, optional
+            Of a cell on all ranks of several hosts: the descriptor of the way to the others (`HostDoor`).
         """
         self.release()
         self.unreleased = []
         self._group_table.begin_cell()
         self._context.begin_cell(cell, participants, filename, go_on=go_on)
+        self._close_door()
+        if (hosts := self._context.peers.hosts) is not None and door is not None:
+            # What fails on another host is recorded in this one's segment, too.
+            self._context.cell.peers += tuple(r for r in range(self.world_size) if r not in hosts.ranks)
+            self._door = HostDoor(door, hosts) if self.rank == self._first else None
+            self._across = HostOperations(self._context, hosts, self._door)
         if self._tracer is not None:
             self._tracer.begin()
 
@@ -213,7 +231,14 @@ class Communicator(
         if self._tracer is not None:
             self._tracer.end()
         self._context.end_cell(failure)
+        self._close_door()
         self.release()
+
+    def _close_door(self) -> None:
+        self._across = None
+        if self._door is not None:
+            self._door.close()
+            self._door = None
 
     def _end_messages(self) -> None:
         """Note what was sent and not received; quickly if this rank called nothing and nothing has come."""
@@ -280,6 +305,7 @@ class Communicator(
         self._closed = True
         if self._tracer is not None:
             self._tracer.close()
+        self._close_door()
         self._sender.close()
         self._receiver.close()
         self._group_table.close()

@@ -81,7 +81,10 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
         try:
             if communicator is not None:
                 go_on = isinstance(task, CellTask) and task.go_on
-                communicator.begin_cell(task.number, task.ranks, _filename(state, task), go_on=go_on)
+                door = fds[0] if fds and state.configure.hosts is not None else None
+                communicator.begin_cell(
+                    task.number, task.ranks, _filename(state, task), go_on=go_on, door=door
+                )
             state.interrupts.arm(task.number)
             report.notes = _follow_notebook(state, task)
             if uses is not None:

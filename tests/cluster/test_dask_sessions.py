@@ -62,6 +62,7 @@ def test_cells_values_output_and_names(session: nbp.Session) -> None:
     assert result.values == [big.sum() + rank for rank in range(4)]
     assert [each.stdout for each in result] == [f"hi {rank}\n" for rank in range(4)]
     assert session.run("all_gather(rank, group=dist.host_group())").values == [[0, 1]] * 2 + [[2, 3]] * 2
+    assert session.run("all_gather(rank)").values == [[0, 1, 2, 3]] * 4
     assert all(np.array_equal(x, big) for x in session.run("big", namespace={"big": big}).values)
     lines = session.run("for i in range(5000): print(i)")
     assert all(each.stdout.split() == [str(i) for i in range(5000)] for each in lines)
@@ -91,7 +92,7 @@ def test_errors_and_interrupts(session: nbp.Session) -> None:
     with pytest.raises(ParallelError, match=r"ZeroDivisionError on rank 2 \(host b\), line 1"):
         session.run("1 / (rank - 2)")
     with pytest.raises(ParallelError, match="HostBoundaryError"):
-        session.run("barrier()")
+        session.run("send(1, (rank + 2) % 4)")
     pending = session.submit("import time; time.sleep(60)")
     time.sleep(0.5)
     pending.cancel()

@@ -181,9 +181,6 @@ def test_interrupts_and_time_outs(hosts: nbp.Session) -> None:
 
 
 _ACROSS = """
-all_reduce(rank)
-barrier()
-broadcast(rank, 0)
 send(1, (rank + 2) % 4)
 recv(src=(rank + 2) % 4)
 isend(1, (rank + 2) % 4)

@@ -7,7 +7,9 @@ from typing import Any
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase
 from nbparallel.distributed.arguments import ANY_SOURCE, MISSING
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import ALL_GATHER, GATHER, SCATTER
+from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 
 
 class ObjectLists(OperationBase):
@@ -54,13 +56,14 @@ class ObjectLists(OperationBase):
         """Replace the elements of a list by those of the list on rank `src`, which has the same length."""
         if not isinstance(object_list, list):
             raise TypeError(f"broadcast_object_list fills a list, not {type(object_list).__name__}")
-        state = self._group_state(group)
-        root = state.group_rank(src, group_src, "src", state.ranks[0])
-        value = object_list if state.index == root else None
-        found = self._run(state, None, lambda c, until: c.broadcast(value, root, until))
+        call = self._operation("broadcast_object_list", group)
+        root = call.root(src, group_src, "src")
+        value = object_list if call.state.index == root else None
+        found = call.run(GroupCollectives.broadcast, NonblockingCalls.broadcast, value, root)
         if len(found) != len(object_list):
             raise ValueError(
-                f"the list on rank {state.ranks[root]} has length {len(found)}, this one {len(object_list)}"
+                f"the list on rank {call.state.ranks[root]} has length {len(found)}, this one "
+                f"{len(object_list)}"
             )
         object_list[:] = found
 

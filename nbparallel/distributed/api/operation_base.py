@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from nbparallel.distributed.api.host_operations import HostOperations
 from nbparallel.distributed.arguments import MISSING, check_outputs, deadline
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.group_state import GroupState, GroupTable
@@ -69,6 +70,8 @@ class OperationBase:
     _group_table: GroupTable
     _tickets: Tickets
     _on_operation: OnOperation | None
+    _across: HostOperations | None
+    """In a cell on all ranks of several hosts: operations of the world."""
 
     def _operation(
         self,
@@ -82,13 +85,16 @@ class OperationBase:
         """Return one call of a collective, with its group and its deadline resolved."""
         deadline_ns = None if timeout is None else deadline(timeout)
         context = self._context
-        if group is None and context.ready and context.whole:
+        across = self._across if group is None and context.ready else None
+        if across is not None and not across.check(name, async_op=async_op, view=view):
+            across = None
+        if across is not None or (group is None and context.ready and context.whole):
             state = self._group_table.world
         else:
             state = self._group_state(group)
         if view and async_op:
             raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
-        return OperationCall(self, name, state, deadline_ns, async_op, view)
+        return OperationCall(self, name, state, deadline_ns, async_op, view, across)
 
     def _group_state(self, group: GroupLike) -> GroupState:
         """Return the state of a group for a collective that begins now; raises if none can begin."""
@@ -192,7 +198,7 @@ class OperationBase:
 class OperationCall:
     """One call of a collective: its group, its deadline, and whether it blocks."""
 
-    __slots__ = ("_async_op", "_base", "_deadline_ns", "_name", "_view", "state")
+    __slots__ = ("_across", "_async_op", "_base", "_deadline_ns", "_name", "_view", "state")
 
     def __init__(
         self,
@@ -202,9 +208,10 @@ class OperationCall:
         deadline_ns: int | None,
         async_op: bool,
         view: bool,
+        across: HostOperations | None,
     ) -> None:
         self._base, self._name, self.state, self._deadline_ns = base, name, state, deadline_ns
-        self._async_op, self._view = async_op, view
+        self._async_op, self._view, self._across = async_op, view, across
 
     @property
     def size(self) -> int:
@@ -244,8 +251,10 @@ class OperationCall:
         if self._async_op:
             args = pattern, values, outputs, root
             return self._base._start(self.state, self._name, NonblockingCalls.move, args, filled)
+        across = self._across
+        call = GroupCollectives.move if across is None else across.move
         found = self._base._run(
-            self.state, self._deadline_ns, GroupCollectives.move, pattern, values, outputs, root, self._view
+            self.state, self._deadline_ns, call, pattern, values, outputs, root, self._view
         )
         return found if filled is None else filled
 
@@ -271,5 +280,7 @@ class OperationCall:
         """
         if self._async_op:
             return self._base._start(self.state, self._name, nonblocking, args, filled, like)
+        if self._across is not None:
+            blocking = getattr(self._across, blocking.__name__)
         found = self._base._run(self.state, self._deadline_ns, blocking, *args)
         return in_kind_of(like, found) if filled is None else filled

@@ -13,7 +13,7 @@ from nbparallel.distributed.collectives.all_reduce import AllReduce
 from nbparallel.distributed.collectives.broadcast import Broadcast
 from nbparallel.distributed.collectives.exchange import Exchange
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.movements import Movements, Pattern
+from nbparallel.distributed.collectives.movements import Movement, Movements, Pattern
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls, ProgressEngine
 from nbparallel.distributed.collectives.reduce import Reduce
 from nbparallel.distributed.collectives.staging import StagingBuffers
@@ -136,6 +136,13 @@ class GroupCollectives:
     ) -> list[Any]:
         """Return the values of all members, as one step of an `operation` that was called with `shown`."""
         return self._exchange(self._movements.step(operation, shown, value), deadline_ns)
+
+    def meet(
+        self, operation: Operation, label: Fingerprint, value: Any, deadline_ns: int | None
+    ) -> list[Any]:
+        """Return the values of all members, as one step of an `operation` with this fingerprint."""
+        everyone = range(len(self._area.ranks))
+        return self._exchange(Movement(operation, label, (value,), everyone, {}), deadline_ns)
 
     def begin_cell(self) -> None:
         """Count calls anew, for messages."""

@@ -192,7 +192,7 @@ class Reduce:
         """Return the parts as plain arrays; raises if they or the output are of the wrong form."""
         arrays: list[AnyArray] = []
         for part in parts:
-            arrays.append(_part(part, arrays))
+            arrays.append(array_part(part, arrays))
         mine = arrays[self._index]
         if output is not None and (output.dtype, output.shape) != (mine.dtype, mine.shape):
             raise ValueError(
@@ -364,7 +364,8 @@ class Reduce:
         return found
 
 
-def _part(x: Any, before: Sequence[AnyArray]) -> AnyArray:
+def array_part(x: Any, before: Sequence[AnyArray]) -> AnyArray:
+    """Return a part as a plain array; raises if it is none, or of another dtype than those `before`."""
     array = as_operand(x)
     if array is None:
         raise TypeError(

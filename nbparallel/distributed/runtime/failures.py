@@ -14,6 +14,7 @@ from nbparallel.errors import (
     DeadlockError,
     NbParallelError,
     PeerFailedError,
+    rank_list,
 )
 from nbparallel.wire.control import ControlView, DeathRecord, FailureKind, FailureRecord
 
@@ -113,15 +114,15 @@ def error_of_failure(record: FailureRecord) -> NbParallelError:
     if record.kind is FailureKind.PEER:
         return PeerFailedError(record.message, rank=record.origin)
     if record.kind is FailureKind.INTERRUPTED:
-        return PeerFailedError(f"rank {record.rank} was interrupted", rank=record.rank)
-    return PeerFailedError(f"rank {record.rank} failed: {record.message}", rank=record.rank)
+        return PeerFailedError(f"{rank_list([record.rank])} was interrupted", rank=record.rank)
+    return PeerFailedError(f"{rank_list([record.rank])} failed: {record.message}", rank=record.rank)
 
 
 def error_of_death(record: DeathRecord) -> PeerFailedError:
     """Return the error of a rank that waits while another one's process has exited."""
     how = f"was killed by {signal_name(record.signal)}" if record.signal is not None else "ended"
     how += f" ({record})" if record.exit_code is not None else ""
-    return PeerFailedError(f"rank {record.rank} died: its process {how}", rank=record.rank)
+    return PeerFailedError(f"{rank_list([record.rank])} died: its process {how}", rank=record.rank)
 
 
 def first_failure(view: ControlView, ranks: Iterable[int]) -> NbParallelError | None:

@@ -182,7 +182,7 @@ def overlap(operation: Operation, one: int, other: int) -> ValueError:
 
 def table(rows: Mapping[int, Row]) -> str:
     """Return a table of what each rank calls, without columns that no rank fills; all rows are as long."""
-    calls = [(str(rank), *row) for rank, row in sorted(rows.items())]
+    calls = [(rank_list([rank]).removeprefix("rank "), *row) for rank, row in sorted(rows.items())]
     columns = zip(_HEAD, *calls, strict=False)  # rows may lack the last column of the head
     lines = list(zip(*(column for column in columns if {*column[1:]} != {"-"}), strict=True))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

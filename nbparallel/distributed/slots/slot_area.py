@@ -78,12 +78,12 @@ class SlotArea:
             self.octets.release()
 
 
-def world_area(view: ControlView, rank: int) -> SlotArea:
-    """Return the area of all ranks."""
-    layout, ranks = view.layout, range(view.world_size)
+def world_area(view: ControlView, rank: int, here: range | None = None) -> SlotArea:
+    """Return the area of all ranks, or of those that are `here` if other hosts have some."""
+    layout, ranks = view.layout, range(view.world_size) if here is None else here
     return SlotArea(
         tuple(ranks),
-        rank,
+        ranks.index(rank),
         view.words,
         view.octets,
         np.frombuffer(view.map, np.uint8),  # an array on the mmap itself would not keep it mapped

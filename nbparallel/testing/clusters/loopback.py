@@ -122,7 +122,14 @@ class LoopbackHost:
 
     def lose(self, reason: str) -> None:
         """Lose the host: its node ends without a word, then the session learns why."""
-        self._end(partial(self._handler.lost, self.host, reason))
+        told = threading.Event()
+
+        def tell() -> None:
+            self._handler.lost(self.host, reason)
+            told.set()
+
+        self._end(tell)
+        told.wait(END_SECONDS)  # else the next task may be sent to it
 
     def release(self, *, give_up: bool = False) -> None:
         # docstring inherited

@@ -1,0 +1,371 @@
+"""Collectives of the world over several hosts: ranks of a host meet, their leader meets the other leaders.
+
+::
+
+    inside   every rank gives its leader, the host's first rank, the description of its call
+    between  the leaders exchange these descriptions
+    inside   every rank gets all of them, and compares: a difference is seen by all alike, and no array was
+             touched; of a barrier that is all
+    inside   the ranks' values come together at the leader, combined if they are to be
+    between  the leaders exchange them
+    inside   the ranks take what is theirs
+
+Inside, these are operations of the host's ranks as on one machine; between, `HostDoor`.  Values are combined
+rank by rank inside a host, then host by host, so that every rank gets the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbparallel.distributed.api.host_meeting import Form, HostMeeting
+from nbparallel.distributed.arguments import part_of
+from nbparallel.distributed.collectives.broadcast import READ_ONLY
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives
+from nbparallel.distributed.collectives.movements import (
+    ALL_GATHER,
+    BROADCAST,
+    GATHER,
+    SCATTER,
+    Members,
+    Movements,
+    Pattern,
+)
+from nbparallel.distributed.collectives.reduce import array_part
+from nbparallel.distributed.collectives.scalars import check_number
+from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
+from nbparallel.distributed.runtime.host_boundary import boundary_error
+from nbparallel.distributed.runtime.host_door import HostDoor, Octets
+from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    as_operand,
+    as_plain_array,
+    copied,
+    in_kind_of,
+    read_only,
+)
+from nbparallel.distributed.slots.fingerprint import fingerprint
+from nbparallel.errors import (
+    IN_PLACE,
+)
+from nbparallel.sharing.tensors import is_module, is_tensor
+from nbparallel.transfer import pickling
+from nbparallel.transfer.blobs import ByValue
+from nbparallel.wire.control import Operation
+from nbparallel.wire.identity import WorldPlace
+
+WHOLE_NBYTES = 1 << 20
+"""Up to this size every leader combines all itself: one exchange instead of two."""
+TOLD_NS = 3_000_000_000
+"""How long the reason may take to come from the notebook after a host has ended its part of a cell badly."""
+BUILT = frozenset({
+    "barrier", "monitored_barrier", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
+    "reduce_scatter", "all_to_all", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
+    "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list",
+})  # fmt: skip
+"""What users call; others work inside a host."""
+_BY_VALUE: Any = ByValue()
+
+
+class HostOperations:
+    """One rank's side of the collectives over hosts, in one cell.
+
+    Each takes the collectives of the host's own ranks first, and the deadline last.
+
+    Parameters
+    ----------
+    door : HostDoor or None
+        The way to the other leaders; None: another rank of this host is its leader.
+    """
+
+    def __init__(self, context: RankContext, place: WorldPlace, door: HostDoor | None) -> None:
+        self._context, self._place = context, place
+        self._meeting = HostMeeting(context, place, door)
+        self._leads, self._hosts = door is not None, self._meeting.hosts
+        self._rank, self._size = context.rank, place.world_size
+        self._here, self._count = place.index, len(place.hosts)
+        self._movements = Movements(range(self._size), self._rank)
+
+    def check(self, name: str, *, async_op: bool, view: bool) -> bool:
+        """Whether the operation of this name is built; raises if it is not in this form."""
+        if name in BUILT and (async_op or view):
+            others = [rank for rank in range(self._size) if rank not in self._place.ranks]
+            raise boundary_error(self._place, others, f"{name}({'async_op' if async_op else 'view'}=True)")
+        return name in BUILT
+
+    # -- operations ----------------------------------------------------------------------------------------
+
+    def barrier(
+        self, local: GroupCollectives, until: int | None, operation: Operation = Operation.barrier
+    ) -> None:
+        """Block until every rank has called it."""
+        self._meeting.meet(local, operation, fingerprint(operation.name), until)
+
+    def monitored_barrier(self, local: GroupCollectives, until: int | None) -> None:
+        """Do the same, under the name that the user called."""
+        self.barrier(local, until, Operation.monitored_barrier)
+
+    def broadcast(self, local: GroupCollectives, x: Any, root: int, until: int | None) -> Any:
+        """Return the value of `root`; an array that was passed is filled."""
+        mine = self._rank == root
+        array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
+        if array is None and is_module(x):
+            others = [rank for rank in range(self._size) if rank not in self._place.ranks]
+            raise boundary_error(self._place, others, "broadcast of a module of torch")
+        if mine or array is None:
+            found = self.move(local, BROADCAST, (x,) if mine else (), (), root, False, until)
+            return x if mine else found
+        if not array.flags.writeable:
+            raise read_only(x, READ_ONLY)
+        self.move(local, BROADCAST, (), [array], root, False, until)
+        return x
+
+    def move(
+        self,
+        local: GroupCollectives,
+        pattern: Pattern,
+        values: Sequence[Any],
+        outputs: Sequence[AnyArray],
+        root: int | None,
+        view: bool,
+        until: int | None,
+    ) -> Any:
+        """Move values as a pattern says; returns what came from the sources, which is no `view`."""
+        movement = self._movements(pattern, values, outputs, root)
+        expected = {source: _form(array) for source, array in movement.outputs.items()}
+        brought = tuple(map(_form, values))
+        self._meeting.meet(
+            local, movement.operation, movement.fingerprint, until, brought=brought, expected=expected
+        )
+        with self._meeting.agreed():
+            found = self._carry(local, pattern, list(map(self._plain, values)), root, until)
+            for place, source in enumerate(movement.sources):
+                array = as_operand(found[place])
+                if (output := movement.outputs.get(source)) is not None and array is not None:
+                    np.copyto(output, array)
+                    found[place] = output
+        return movement.result(found)
+
+    def run_all_reduce(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
+        """Return the combination of all values; an array in place."""
+        operator, array = find_operator(op), as_operand(x)
+        if array is None:
+            value = check_number(operator, x, "all_reduce")
+            return self._numbers(local, Operation.all_reduce, operator, value, None, until)
+        operator = operator_for(operator, array.dtype)
+        if not array.flags.writeable:
+            raise read_only(x, IN_PLACE.format("all_reduce"))
+        self._meet_reduction(local, Operation.all_reduce, operator, array.dtype, array.shape, None, until)
+        with self._meeting.agreed():
+            in_place = array.flags.c_contiguous
+            flat = (array if in_place else np.ascontiguousarray(array)).reshape(-1)
+            self._combine(local, flat, operator, until)
+            if not in_place:
+                array[...] = flat.reshape(array.shape)
+        return x
+
+    def reduce(self, local: GroupCollectives, x: Any, root: int, op: str, until: int | None) -> Any:
+        """Return the combination on `root`, where a writable array is filled; None elsewhere."""
+        operator, array = find_operator(op), as_operand(x)
+        mine = self._rank == root
+        if array is None:
+            value = check_number(operator, x, "reduce")
+            total = self._numbers(local, Operation.reduce, operator, value, root, until)
+            return total if mine else None
+        operator = operator_for(operator, array.dtype)
+        self._meet_reduction(local, Operation.reduce, operator, array.dtype, array.shape, root, until)
+        with self._meeting.agreed():
+            flat = array.flatten()
+            self._combine(local, flat, operator, until)
+            if mine and array.flags.writeable:
+                array[...] = flat.reshape(array.shape)
+                return x
+        return in_kind_of(x, flat.reshape(array.shape)) if mine else None
+
+    def reduce_scatter(
+        self,
+        local: GroupCollectives,
+        parts: Sequence[Any],
+        whole: AnyArray | None,
+        op: str,
+        output: AnyArray | None,
+        until: int | None,
+    ) -> Any:
+        """Return this rank's part of the combination of all values; an `output` is filled."""
+        operator, rank = find_operator(op), self._rank
+        if whole is None and all(as_operand(part) is None for part in parts):
+            values = [check_number(operator, part, "reduce_scatter") for part in parts]
+            found = self._numbers(local, Operation.reduce_scatter, operator, values, None, until)
+        else:
+            arrays: list[AnyArray] = []
+            for part in parts:
+                arrays.append(array_part(part, arrays))
+            mine = arrays[rank]
+            if output is not None and _form(output) != _form(mine):
+                raise ValueError(
+                    f"the output of reduce_scatter has dtype {shown_dtype(output.dtype)} and shape "
+                    f"{output.shape}, and this rank's part is {shown_dtype(mine.dtype)} {mine.shape}"
+                )
+            operator = operator_for(operator, mine.dtype)
+            shape = whole.shape if whole is not None else tuple(array.shape for array in arrays)
+            self._meet_reduction(local, Operation.reduce_scatter, operator, mine.dtype, shape, None, until)
+            with self._meeting.agreed():
+                flat = np.concatenate([array.reshape(-1) for array in arrays], dtype=mine.dtype)
+                self._combine(local, flat, operator, until)
+                start = sum(array.size for array in arrays[:rank])
+                found = flat[start : start + mine.size].reshape(mine.shape).copy()
+        if output is None:
+            return found
+        output[...] = found
+        return output
+
+    def _meet_reduction(
+        self,
+        local: GroupCollectives,
+        operation: Operation,
+        operator: Operator,
+        dtype: Any,
+        shape: tuple[Any, ...],
+        root: int | None,
+        until: int | None,
+    ) -> None:
+        label = fingerprint(operation.name, shown_dtype(dtype), str(shape), root=root, operator=operator.name)
+        self._meeting.meet(local, operation, label, until, content=(str(dtype), shape))
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def _carry(
+        self,
+        local: GroupCollectives,
+        pattern: Pattern,
+        values: list[Any],
+        root: int | None,
+        until: int | None,
+    ) -> list[Any]:
+        """Bring values to their takers by the leaders; returns what came, in the order of the sources."""
+        home = next((h for h, ranks in enumerate(self._hosts) if root in ranks), -1)
+        sends = [h for h in range(self._count) if pattern.senders is Members.ALL or h == home]
+        takes = [h for h in range(self._count) if pattern.takers is Members.ALL or h == home]
+        rows: list[list[Any]] = []
+        if self._here in sends:
+            rows = local.move(GATHER, (values,), (), 0, False, None) or []
+        parts: list[list[Any]] = []
+        if self._leads:
+            outgoing: dict[int, Sequence[Octets]] = {}
+            for host in takes if self._here in sends else ():
+                if host != self._here:
+                    theirs = [row if len(row) <= 1 else self._for_host(row, host) for row in rows]
+                    outgoing[host] = [pickling.dumps(theirs, _BY_VALUE).data]
+            came = self._meeting.exchange(outgoing, until)
+            if self._here not in takes:
+                return []
+            everything: list[list[Any]] = []
+            for host in sends:
+                if host == self._here:
+                    everything += [row if len(row) <= 1 else self._for_host(row, host) for row in rows]
+                else:
+                    everything += pickling.loads(came[host][0], self._context.store)
+            given = [row for row in everything if row]
+            each = range(len(self._hosts[self._here]))
+            parts = [[row[0 if len(row) == 1 else taker] for row in given] for taker in each]
+        if self._here not in takes:
+            return []
+        if pattern in (BROADCAST, ALL_GATHER):
+            found: list[Any] = local.broadcast(parts[0] if parts else None, 0, None)
+            return found
+        if pattern.takers is Members.ROOT:
+            parts = [
+                parts[i] if rank == root else [] for i, rank in enumerate(self._place.ranks[: len(parts)])
+            ]
+        found = local.move(SCATTER, parts, (), 0, False, None)
+        return list(found)
+
+    def _plain(self, x: Any) -> Any:
+        """Return a value as it travels inside a list: no array as the memory that ranks share."""
+        array = as_plain_array(x)
+        if array is not None and self._context.memory.span_of(array) is not None:
+            x = copied(x)
+            array = as_plain_array(x)
+        return x if array is None or is_tensor(x) else np.asarray(array, order="C")
+
+    def _for_host(self, row: Sequence[Any], host: int) -> list[Any]:
+        ranks = self._hosts[host]
+        return list(row[ranks.start : ranks.stop])
+
+    def _combine(
+        self, local: GroupCollectives, flat: AnyArray, operator: Operator, until: int | None
+    ) -> None:
+        """Combine a flat array of all ranks, on every one in place."""
+        step = "sum" if operator.finish is not None else operator.name  # the last step comes at the end
+        local.run_all_reduce(flat, step, None)
+        if self._leads:
+            count, here = self._count, self._here
+            bounds = [part_of(flat.size, host, count) for host in range(count)]
+            # Hosts may differ in the last bits of some products: then one of them combines each part.
+            if flat.nbytes <= WHOLE_NBYTES and flat.dtype.kind not in operator.inexact_kinds:
+                _fold(operator, self._of_hosts(self._to_all(flat, until), flat), flat)
+            else:
+                parts = {host: [_octets(flat[bounds[host]])] for host in range(count)}
+                came = self._meeting.exchange(parts, until)
+                part = flat[bounds[here]]
+                _fold(operator, self._of_hosts(came, part), part)
+                came = self._to_all(part, until)
+                for host, found in enumerate(self._of_hosts(came, part)):
+                    flat[bounds[host]] = found
+            with np.errstate(all="ignore"):
+                finish_array(operator, flat, self._size)
+        local.broadcast(flat, 0, None)
+
+    def _to_all(self, mine: AnyArray, until: int | None) -> dict[int, list[memoryview]]:
+        return self._meeting.exchange({host: [_octets(mine)] for host in range(self._count)}, until)
+
+    def _of_hosts(self, came: Mapping[int, Sequence[Octets]], mine: AnyArray) -> list[AnyArray]:
+        """Return the arrays of all hosts, `mine` among them."""
+        return [
+            mine if host == self._here else np.frombuffer(came[host][0], mine.dtype)
+            for host in range(self._count)
+        ]
+
+    def _numbers(
+        self,
+        local: GroupCollectives,
+        operation: Operation,
+        operator: Operator,
+        value: Any,
+        root: int | None,
+        until: int | None,
+    ) -> Any:
+        """Combine numbers, which travel with the calls; of lists each rank's element."""
+        shown = "numbers" if isinstance(value, list) else type(value).__name__
+        label = fingerprint(operation.name, shown, root=root, operator=operator.name)
+        calls = self._meeting.meet(local, operation, label, until, content="number", value=value)
+        totals = []
+        for ranks in self._hosts:
+            values = [calls[rank].value for rank in ranks]
+            own = [each[self._rank] if isinstance(each, list) else each for each in values]
+            totals.append(functools.reduce(operator.pair, own))
+        total = functools.reduce(operator.pair, totals)
+        return total if operator.finish is None else operator.finish(total, self._size)
+
+
+def _form(x: Any) -> Form:
+    array = as_plain_array(x)
+    return None if array is None else (str(array.dtype), array.shape)
+
+
+def _octets(flat: AnyArray) -> memoryview:
+    return flat.view(np.uint8).data
+
+
+def _fold(operator: Operator, arrays: Sequence[AnyArray], out: AnyArray) -> None:
+    """Combine arrays host by host into `out`, which may be one of them."""
+    with np.errstate(all="ignore"):
+        total = arrays[0].copy()
+        for other in arrays[1:]:
+            total = operator.ufunc(total, other, out=total)
+        out[...] = total

@@ -1,0 +1,203 @@
+"""Door: a host's leader exchanges bytes with the leaders of the other hosts; their nodes carry the frames.
+
+A socket that came with the task leads to the node of this host, which passes frames on to the others'.  What
+one leader has for another is a stream: the sizes of its buffers, then their bytes, in frames of `CHUNK`
+bytes.  Frame k is sent only when k + 1 - `WINDOW` frames of the other have come, which has as many: one with
+less to send sends empty ones.  So no process on the way holds more than that, and no leader waits for ever:
+one that may not send waits for a frame that the other may send.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import TypeAlias
+
+from nbparallel.errors import ChannelClosedError, ProtocolError
+from nbparallel.wire.identity import WorldPlace
+from nbparallel.wire.system import ready
+
+Octets: TypeAlias = bytes | memoryview
+FRAME = struct.Struct("<HHIQ")
+"""The other host's index, a `DoorKind`, bytes that follow, number of the exchange."""
+CHUNK = 1 << 20
+WINDOW = 4
+SLICE_MS = 50.0
+"""Longest sleep between two checks of whether the wait can still succeed."""
+_SIZE, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
+
+
+class DoorKind(IntEnum):
+    """What a frame at a door says."""
+
+    DATA = 1
+    """A part of a stream."""
+    ENDED = 2
+    """All ranks of that host have ended the cell well: no frame follows."""
+    FAILED = 3
+    """They have ended it, at least one with an error."""
+    CLOSED = 4
+    """The link with that host is closed."""
+    LAST = 5
+    """To the node, by itself: what stands behind this comes too late."""
+
+
+class _Stream:
+    """What two leaders have for each other in one exchange, as one of them sees it."""
+
+    def __init__(self, buffers: Sequence[Octets]) -> None:
+        parts = [memoryview(buffer).cast("B") for buffer in buffers]
+        head = _COUNT.pack(len(parts)) + b"".join(_SIZE.pack(len(part)) for part in parts)
+        self._left = deque([memoryview(head), *parts])
+        self._frames = max(1, math.ceil((len(head) + sum(map(len, parts))) / CHUNK))
+        self._sent = self._came = 0
+        self._whole = b""
+        self._parts: list[bytes] = []
+        self._sizes: list[int] = []
+
+    def may_send(self) -> bool:
+        """Whether the next frame may be sent now."""
+        return self._sent < min(self._frames, self._came + WINDOW)
+
+    def next_frame(self) -> list[memoryview]:
+        """Return the parts of the next frame."""
+        self._sent += 1
+        found, room = [], CHUNK
+        while self._left and room:
+            part = self._left.popleft()
+            if len(part) > room:
+                self._left.appendleft(part[room:])
+            found.append(part[:room])
+            room -= len(found[-1])
+        return found
+
+    def take(self, payload: bytes) -> None:
+        """Take the other's next frame."""
+        if not self._came:
+            (count,) = _COUNT.unpack_from(payload)
+            start = _COUNT.size
+            self._sizes = [_SIZE.unpack_from(payload, start + n * _SIZE.size)[0] for n in range(count)]
+            total = start + count * _SIZE.size + sum(self._sizes)
+            self._frames = max(self._frames, math.ceil(total / CHUNK))
+        self._came += 1
+        self._parts.append(payload)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything has come; it has been sent, too, since the other has as many frames."""
+        return self._came == self._frames and self._sent == self._frames
+
+    def buffers(self) -> list[memoryview]:
+        """Return what has come."""
+        whole = memoryview(b"".join(self._parts))
+        start, found = _COUNT.size + len(self._sizes) * _SIZE.size, []
+        for size in self._sizes:
+            found.append(whole[start : start + size])
+            start += size
+        return found
+
+
+class HostDoor:
+    """The leader's end of the door, for one cell.
+
+    Parameters
+    ----------
+    fd : int
+        The socket; it stays the caller's.
+    """
+
+    def __init__(self, fd: int, place: WorldPlace) -> None:
+        self._socket = socket.socket(fileno=os.dup(fd))
+        self._socket.setblocking(False)
+        self._poll = select.poll()
+        self._hosts = [host for host in range(len(place.hosts)) if host != place.index]
+        self._inbox: dict[int, deque[tuple[int, bytes]]] = {host: deque() for host in self._hosts}
+        self._outbox: deque[memoryview] = deque()
+        self._unread = bytearray()
+        self._number = 0
+        self.ended: dict[int, DoorKind] = {}
+        """Hosts from which no frame comes any more, and why."""
+
+    def exchange(
+        self, outgoing: Mapping[int, Sequence[Octets]], check: Callable[[list[int]], None]
+    ) -> dict[int, list[memoryview]]:
+        """Send each host its buffers, and return those of each; all leaders call it, equally often.
+
+        Parameters
+        ----------
+        check : callable
+            Called at least every 50 ms with the hosts that are missing; raises if that has become hopeless.
+        """
+        self._number += 1
+        streams = {host: _Stream(outgoing.get(host, ())) for host in self._hosts}
+        while (missing := self._advance(streams)) or self._outbox:
+            check(missing)  # behind what has come: a host that sent its part may fail afterwards
+            self._move()
+        return {host: stream.buffers() for host, stream in streams.items()}
+
+    def _advance(self, streams: Mapping[int, _Stream]) -> list[int]:
+        """Take what has come, send what may be sent; return the hosts of which something is missing."""
+        for host, stream in streams.items():
+            inbox = self._inbox[host]
+            while inbox and not stream.complete:
+                number, payload = inbox.popleft()
+                if number != self._number:
+                    raise ProtocolError(f"a frame of exchange {number} came in exchange {self._number}")
+                stream.take(payload)
+            while stream.may_send():
+                parts = stream.next_frame()
+                head = FRAME.pack(host, DoorKind.DATA, sum(map(len, parts)), self._number)
+                self._outbox.extend([memoryview(head), *(part for part in parts if part)])
+        return [host for host, stream in streams.items() if not stream.complete]
+
+    def _move(self) -> None:
+        """Send what the socket takes, and read what it has; waits for at most one slice."""
+        self._poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbox else 0))
+        if not ready(self._poll, SLICE_MS):
+            return
+        try:
+            while self._outbox:
+                part = self._outbox[0]
+                count = self._socket.send(part)
+                self._outbox.popleft()
+                if count < len(part):
+                    self._outbox.appendleft(part[count:])
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise self._gone() from error
+        try:
+            while data := self._socket.recv(CHUNK):
+                self._unread += data
+                self._parse()
+            raise self._gone()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise self._gone() from error
+
+    def _parse(self) -> None:
+        while len(self._unread) >= FRAME.size:
+            host, kind, length, number = FRAME.unpack_from(self._unread)
+            if len(self._unread) < FRAME.size + length:
+                return
+            payload = bytes(self._unread[FRAME.size : FRAME.size + length])
+            del self._unread[: FRAME.size + length]
+            if kind == DoorKind.DATA:
+                self._inbox[host].append((number, payload))
+            else:
+                self.ended.setdefault(host, DoorKind(kind))
+
+    @staticmethod
+    def _gone() -> ChannelClosedError:
+        return ChannelClosedError("the node of this host, which carries operations over hosts, is gone")
+
+    def close(self) -> None:
+        """Close this end (idempotent)."""
+        self._socket.close()

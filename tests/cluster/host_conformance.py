@@ -1,0 +1,249 @@
+"""What every operation over hosts returns, compared with numpy; `hosts` is a session with four ranks."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+
+SIZES = [0, 1, 1000, 400_000]
+"""Elements: none, one, some, and more than a leader combines alone."""
+DTYPES = ["f8", "f4", "i8", "c16"]
+
+
+def data(rank: int, size: int, dtype: str) -> Any:
+    """Return what a rank brings."""
+    return (np.arange(size) % 17 + 3 * rank).astype(dtype) * (1 if dtype == "i8" else 0.7)
+
+
+def own(size: int, dtype: str) -> str:
+    """Return the cell's text for it."""
+    return f"((np.arange({size}) % 17 + 3 * rank).astype({dtype!r}) * {1 if dtype == 'i8' else 0.7})"
+
+
+PROGRAM = """
+def weigh(values, first=1): return sum((i + first) * v for i, v in enumerate(values))
+four = range(4)
+x = (np.arange(size) * 7 + rank) % 1009
+for name, root in program:
+    if name == "broadcast": y = broadcast(x if rank == root else None, root)
+    elif name == "fill": y = x.copy(); broadcast(y, root)
+    elif name == "all_reduce": y = x.copy(); all_reduce(y, "sum" if root % 2 else "max")
+    elif name == "reduce": y = reduce(x.copy(), root); y = x if y is None else y
+    elif name == "gather": y = gather(x, dst=root); y = x if y is None else weigh(y)
+    elif name == "all_gather": y = weigh(all_gather(x))
+    elif name == "scatter": y = scatter([x + i for i in four] if rank == root else None, src=root)
+    elif name == "reduce_scatter": y = x + reduce_scatter([x[:5] * i for i in range(4)]).sum()
+    elif name == "all_to_all": y = weigh(all_to_all([x + i for i in four]), 2)
+    elif name == "inside": y = x + all_reduce(root, group=dist.host_group()) - root * dist.host_group().size()
+    elif name == "object": y = x + all_gather({"r": rank})[root]["r"]
+    elif name == "number": y = x + all_reduce(rank + root)
+    else: barrier(); y = x
+    x = y % 1009
+x
+"""
+NAMES = [
+    "broadcast",
+    "fill",
+    "all_reduce",
+    "reduce",
+    "gather",
+    "all_gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "inside",
+    "object",
+    "number",
+    "barrier",
+]
+
+
+def model(size: int, program: list[tuple[str, int]]) -> list[Any]:
+    """Return what the program leaves on each rank, without ranks."""
+    xs = [(np.arange(size) * 7 + rank) % 1009 for rank in range(4)]
+    for name, root in program:
+        weighted = sum((i + 1) * x for i, x in enumerate(xs))
+        total = np.sum(xs, axis=0)
+        ys: list[Any] = list(xs)
+        if name in ("broadcast", "fill"):
+            ys = [xs[root]] * 4
+        elif name == "all_reduce":
+            ys = [total if root % 2 else np.max(xs, axis=0)] * 4
+        elif name == "reduce":
+            ys[root] = total
+        elif name == "gather":
+            ys[root] = weighted
+        elif name == "all_gather":
+            ys = [weighted] * 4
+        elif name == "scatter":
+            ys = [xs[root] + rank for rank in range(4)]
+        elif name == "reduce_scatter":
+            ys = [x + (total[:5] * rank).sum() for rank, x in enumerate(xs)]
+        elif name == "all_to_all":
+            ys = [sum((i + 2) * (x + rank) for i, x in enumerate(xs)) for rank in range(4)]
+        elif name == "object":
+            ys = [x + root for x in xs]
+        elif name == "number":
+            ys = [x + 6 + 4 * root for x in xs]
+        xs = [y % 1009 for y in ys]
+    return xs
+
+
+class HostOperationsTests:
+    """Derive a class of tests, with a fixture `hosts`."""
+
+    def values(self, hosts: nbp.Session, cell: str) -> list[Any]:
+        """Run a cell, and return every rank's value."""
+        return list(hosts.run(cell, namespace={"np": np}).values)
+
+    def test_barrier(self, hosts: nbp.Session) -> None:
+        """No rank passes before all have come."""
+        cell = """
+import time
+if rank == 3:
+    time.sleep(0.3)
+came = time.time()
+barrier()
+dist.monitored_barrier()
+(came, time.time())
+"""
+        found = self.values(hosts, cell)
+        assert max(came for came, _ in found) <= min(went for _, went in found)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("op", ["sum", "max", "avg", "product"])
+    def test_reductions(self, hosts: nbp.Session, dtype: str, op: str) -> None:
+        """In place, on the destination, and in parts; the same bits on every rank."""
+        if (op == "max" and dtype == "c16") or (op == "avg" and dtype == "i8"):
+            pytest.skip("no such reduction")
+        cell = "\n".join(
+            f"x{size} = {own(size, dtype)}; all_reduce(x{size}, {op!r})\n"
+            f"y{size} = reduce({own(size, dtype)}, 2, {op!r})\n"
+            f"z{size} = reduce_scatter({own(size, dtype)}, op={op!r})"
+            for size in SIZES
+        )
+        found = self.values(
+            hosts,
+            cell + f"\n[(v['x%d' % n], v['y%d' % n], v['z%d' % n]) for v in [globals()] for n in {SIZES}]",
+        )
+        for k, size in enumerate(SIZES):
+            parts = [data(rank, size, dtype) for rank in range(4)]
+            combine: Any = {"sum": np.add, "avg": np.add, "max": np.maximum, "product": np.multiply}[op]
+            wanted = combine(combine(parts[0], parts[1]), combine(parts[2], parts[3]))
+            wanted = (wanted / 4 if op == "avg" else wanted).astype(dtype)
+            first = found[0][k][0]
+            np.testing.assert_allclose(first, wanted, rtol=1e-6)
+            assert first.dtype == np.dtype(dtype)
+            assert all(found[rank][k][0].tobytes() == first.tobytes() for rank in range(4))
+            assert [found[rank][k][1] is None for rank in range(4)] == [True, True, False, True]
+            assert found[2][k][1].tobytes() == first.tobytes()
+            together = np.concatenate([found[rank][k][2] for rank in range(4)])
+            assert together.tobytes() == first.tobytes()
+
+    def test_numbers(self, hosts: nbp.Session) -> None:
+        """They travel with the calls; ints stay exact."""
+        cell = """
+parts = reduce_scatter([rank * 10 + i for i in range(4)])
+(all_reduce(rank + 2**70), all_reduce(rank, 'max'), all_reduce(rank / 2, 'avg'), reduce(rank, 3), parts)
+"""
+        assert self.values(hosts, cell) == [
+            (6 + 4 * 2**70, 3, 0.75, 6 if rank == 3 else None, 60 + 4 * rank) for rank in range(4)
+        ]
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_movements_of_arrays(self, hosts: nbp.Session, size: int) -> None:
+        """New arrays, and arrays that are filled."""
+        cell = f"""
+x = {own(size, "f8")}
+shape = x.shape
+b = broadcast(x if rank == 3 else None, 3)
+c = np.empty(shape); broadcast(x.copy() if rank == 1 else c, 1)
+g = gather(x, dst=1)
+a = all_gather(x)
+into = [np.empty(shape) for _ in range(4)]; all_gather(into, x)
+s = scatter([x + i for i in range(4)] if rank == 2 else None, src=2)
+t = all_to_all([x + i for i in range(4)])
+u = np.empty(shape); scatter(u, [x - i for i in range(4)] if rank == 0 else None, 0)
+(b, c if rank != 1 else x, g, a, into, s, t, u)
+"""
+        found = self.values(hosts, cell)
+        x = [data(rank, size, "f8") for rank in range(4)]
+        for rank, (b, c, g, a, into, s, t, u) in enumerate(found):
+            np.testing.assert_array_equal(b, x[3])
+            np.testing.assert_array_equal(c, x[1])
+            assert (g is None) == (rank != 1)
+            for got in (g or a, a, into):
+                assert all(np.array_equal(one, other) for one, other in zip(got, x, strict=True))
+            np.testing.assert_array_equal(s, x[2] + rank)
+            assert all(np.array_equal(one, other + rank) for one, other in zip(t, x, strict=True))
+            np.testing.assert_array_equal(u, x[0] - rank)
+
+    def test_movements_of_objects(self, hosts: nbp.Session) -> None:
+        """Anything that can be pickled, classes of the cell among it, and torch's forms for lists."""
+        cell = """
+class Point:
+    def __init__(self, x): self.x = x
+lists = [None] * 4; dist.all_gather_object(lists, {"rank": rank})
+gathered = [None] * 4 if rank == 3 else None; dist.gather_object(("a", rank), gathered, 3)
+shared = [f"{rank}", rank]; dist.broadcast_object_list(shared, 2)
+mine = [None]; dist.scatter_object_list(mine, [f"for {i}" for i in range(4)] if rank == 1 else None, 1)
+points = [p.x for p in all_gather(Point(rank))]
+odd = all_to_all([(rank, i) for i in range(4)])
+(lists, gathered, shared, mine, points, odd, all_gather("x" * rank), broadcast({1: [rank]}, 3))
+"""
+        for rank, found in enumerate(self.values(hosts, cell)):
+            assert found == (
+                [{"rank": r} for r in range(4)], [("a", r) for r in range(4)] if rank == 3 else None,
+                ["2", 2], [f"for {rank}"], [0, 1, 2, 3], [(r, rank) for r in range(4)],
+                ["", "x", "xx", "xxx"], {1: [3]},
+            )  # fmt: skip
+
+    def test_arrays_as_they_lie(self, hosts: nbp.Session) -> None:
+        """Shared, strided, without axes, of odd dtypes; what was received belongs to the receiver."""
+        cell = """
+shared = nbp.full(5, rank + 1.0); all_reduce(shared)
+wide = np.zeros((4, 6)); strided = wide[:, ::2]; strided[...] = rank; all_reduce(strided)
+point = np.array(float(rank)); all_reduce(point)
+times = all_gather(np.array([rank], "m8[s]"))
+same = all_gather(shared); same[0][...] = 7; same[3][...] = 8
+one = np.empty((4, 2)); dist.all_gather_into_tensor(one, np.full(2, rank + 0.5))
+part = np.empty(3); dist.reduce_scatter_tensor(part, np.arange(12.0))
+swapped = np.empty(4); dist.all_to_all_single(swapped, np.arange(4.0) + 10 * rank)
+seconds = [int(t[0].astype(int)) for t in times]
+lists = one[:, 0].tolist(), part.tolist(), swapped.tolist()
+(shared.tolist(), wide.sum(), float(point), seconds, *lists, shared[0])
+"""
+        for rank, found in enumerate(self.values(hosts, cell)):
+            assert found == (
+                [10.0] * 5, 6 * 12, 6.0, [0, 1, 2, 3], [0.5, 1.5, 2.5, 3.5],
+                (np.arange(12.0) * 4)[3 * rank : 3 * rank + 3].tolist(),
+                [rank + 10.0 * r for r in range(4)], 10.0,
+            )  # fmt: skip
+
+    def test_many_calls_in_a_row(self, hosts: nbp.Session) -> None:
+        """In step, beside operations inside each host."""
+        cell = """
+g = dist.host_group()
+total = 0
+for i in range(50):
+    total += all_reduce(rank + i) + len(all_gather(i)) + all_reduce(1, group=g)
+    x = np.full(200_000 * (i % 2), float(i)); all_reduce(x)
+    assert (x == 4 * i).all()
+total - 50 * g.size()
+"""
+        assert self.values(hosts, cell) == [sum(6 + 4 * i + 4 for i in range(50))] * 4
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_random_programs(self, hosts: nbp.Session, seed: int) -> None:
+        """Any operations in any order leave what the model does."""
+        random = Random(seed)
+        size = random.choice([5, 1000, 200_000])
+        program = [(random.choice(NAMES), random.randrange(4)) for _ in range(40)]
+        found = hosts.run(PROGRAM, namespace={"np": np, "size": size, "program": program}).values
+        for rank, wanted in enumerate(model(size, program)):
+            np.testing.assert_array_equal(found[rank], wanted, f"rank {rank}: {program}")
