@@ -107,7 +107,7 @@ class HostRun(TaskRun):
         self.hosts: dict[str, list[int]] = {}
         for rank in request.ranks:
             self.hosts.setdefault(pool.host_of(rank), []).append(rank)
-        self._pool: HostPool = pool
+        self._host_pool: HostPool = pool
         self._tasks = {
             host: {rank: replace(request.make(rank), ranks=tuple(ranks)) for rank in ranks}
             for host, ranks in self.hosts.items()
@@ -129,20 +129,20 @@ class HostRun(TaskRun):
     def send(self, keep_messages: bool) -> None:
         """Send each host its part; one that does not take it is lost for this task."""
         number, options, parts = self.request.number, self.request.options, dict[str, bytes]()
-        whole = len(self.hosts) > 1 and len(self.request.ranks) == self._pool.world_size
+        whole = len(self.hosts) > 1 and len(self.request.ranks) == self._host_pool.world_size
         for host, tasks in self._tasks.items():
             self.task = self.task or tasks[self.hosts[host][0]]
-            names = self._pool.hosts.hosts if whole and runs_user_code(self.task) else ()
+            names = self._host_pool.hosts.hosts if whole and runs_user_code(self.task) else ()
             task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, names)
             parts[host] = pickle.dumps(task, 5)
         self.running = list(self.hosts)
-        for host, reply in self._pool.send_task(parts).items():
+        for host, reply in self._host_pool.send_task(parts).items():
             if reply.error or reply.silent:
                 reason = reply.error or f"it did not take the task within {ANSWER_SECONDS:g} s"
                 self._lose(host, reason, silent=reply.silent)
 
     def _step(self, interrupts: InterruptCounter) -> None:
-        item = self._pool.next_message(LOOK_SECONDS)
+        item = self._host_pool.next_message(LOOK_SECONDS)
         if item is not None:
             self._hear(*item)
         if time.monotonic() - self._looked >= LOOK_SECONDS:
@@ -157,27 +157,27 @@ class HostRun(TaskRun):
         """Ask every host for a sign of life, and give up the one that has given none for long."""
         self._looked = time.monotonic()
         for host in list(self.running):
-            count = self._silent[host] = 0 if host in self._pool.heard else self._silent.get(host, 0) + 1
+            count = self._silent[host] = 0 if host in self._host_pool.heard else self._silent.get(host, 0) + 1
             if count == NOTED_LOOKS:
                 self.output.note(f"host {host} has not answered for {NOTED_LOOKS} s")
             elif count > MOST_LOOKS:
                 reason = f"it has not answered for {MOST_LOOKS} s (stopped, or not connected any more)"
                 self._lose(host, reason, silent=True)
-        self._pool.heard.clear()
+        self._host_pool.heard.clear()
         self._tell(self.running, "look")
 
     def _tell(self, hosts: Sequence[str], op: str, *what: Any) -> None:
         data = pickle.dumps((self.request.number, *what))
-        self._pool.cluster.call(op, dict.fromkeys(hosts, data), 0.0)
+        self._host_pool.cluster.call(op, dict.fromkeys(hosts, data), 0.0)
 
     def _hear(self, host: str, message: tuple[Any, ...]) -> None:
         kind, *rest = message
         if kind == "lost":
             self._lose(host, rest[0])
         elif kind == "died":
-            self._pool.changed.add(host)
+            self._host_pool.changed.add(host)
         elif kind == "unlinked":
-            self._pool.links.lose(host, rest[0])
+            self._host_pool.links.lose(host, rest[0])
         elif host in self.running and rest[0] == self.request.number:  # not of an earlier task
             if kind == "failed":
                 self._relay(host, rest[1])
@@ -186,7 +186,7 @@ class HostRun(TaskRun):
 
     def _end(self, host: str, nbytes: int, inline: bytes) -> None:
         try:
-            report: HostReport = pickle.loads(inline or self._pool.take_report(host, nbytes))
+            report: HostReport = pickle.loads(inline or self._host_pool.take_report(host, nbytes))
         except StartError as error:
             self._lose(host, str(error))
             return
@@ -201,12 +201,12 @@ class HostRun(TaskRun):
         steps.interrupted_for_peer |= report.freed
         ranks = self.hosts[host]
         if not all(self.outcomes[rank].ok for rank in ranks):
-            self._pool.changed.add(host)  # perhaps a rank has died; the event that says so may come later
+            self._host_pool.changed.add(host)  # perhaps a rank has died; the event that says so may come later
             self._relay(host, next(notice_of(self.outcomes[r]) for r in ranks if not self.outcomes[r].ok))
 
     def _lose(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Give up a host; its part of the task, if it has not reported, has failed."""
-        self._pool.host_lost(host, reason, silent=silent)
+        self._host_pool.host_lost(host, reason, silent=silent)
         if host in self.running:
             self.running.remove(host)
             ranks = self.hosts[host]
@@ -221,7 +221,7 @@ class HostRun(TaskRun):
             self.outcomes.setdefault(rank, failed_outcome(self.request.number, failure))
 
     def _relay(self, host: str, notice: FailureNotice) -> None:
-        """Tell the other hosts, once, that a rank has failed on this one: they end the task soon."""
+        """Notify the other hosts, once, that a rank has failed on this one: they end the task soon."""
         if not self._relayed:
             self._relayed = True
             self._tell([other for other in self.running if other != host], "peer_failed", notice)

@@ -80,7 +80,7 @@ class NodeDoor:
         return bytes(data)
 
     def close(self, *, well: bool) -> None:
-        """Tell the other hosts that no frame of this one follows in this task."""
+        """Notify the other hosts that no frame of this one follows in this task."""
         with contextlib.suppress(OSError):
             self._theirs.send(FRAME.pack(0, DoorKind.LAST, 0, 0))
             self._serving.join(DRAIN_SECONDS if well else FAILED_SECONDS)
