@@ -201,7 +201,9 @@ class HostRun(TaskRun):
         steps.interrupted_for_peer |= report.freed
         ranks = self.hosts[host]
         if not all(self.outcomes[rank].ok for rank in ranks):
-            self._host_pool.changed.add(host)  # perhaps a rank has died; the event that says so may come later
+            self._host_pool.changed.add(
+                host
+            )  # perhaps a rank has died; the event that says so may come later
             self._relay(host, next(notice_of(self.outcomes[r]) for r in ranks if not self.outcomes[r].ok))
 
     def _lose(self, host: str, reason: str, *, silent: bool = False) -> None:
