@@ -3,7 +3,7 @@
 A socket that came with the task leads to the node of this host, which passes frames on to the others'.  What
 one leader has for another is a stream: the sizes of its buffers, then their bytes, in frames of `CHUNK`
 bytes.  Frame k is sent only when k + 1 - `WINDOW` frames of the other have come, which has as many: one with
-less to send sends empty ones.  So no process on the way holds more than that, and no leader waits without end:
+less to send sends empty ones.  So no process on the way holds more, and no leader waits without end:
 one that may not send waits for a frame that the other may send.
 """
 
