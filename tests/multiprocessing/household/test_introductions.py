@@ -159,8 +159,14 @@ LOOK = """
 
         def rest():
             # how many descriptors the supervisor has when it has seen the end of all guests
-            wait_until(lambda: (report := household.report()) is not None and not report.guests)
-            return len(descriptors(household.report().supervisor))
+            found = []
+
+            def ended():
+                found.append(household.report())
+                return found[-1] is not None and not found[-1].guests
+
+            wait_until(ended)
+            return len(descriptors(found[-1].supervisor))
 
         def run(**given):
             process = ctx.Process(**given)
@@ -182,7 +188,7 @@ def test_a_start_leaves_no_descriptor(method, tmp_path):
         before, theirs = descriptors(), rest()
         run(target=abs, args=(1,))
         assert descriptors() == before
-        assert rest() == theirs
+        assert rest() <= theirs
         """,
         tmp_path,
         method,
@@ -249,7 +255,7 @@ def test_the_fork_server_is_killed(tmp_path):
             raise AssertionError("a server that was stopped has forked")
         await_end()
         run(target=abs, args=(1,))
-        assert rest() == theirs
+        assert rest() <= theirs
         """,
         tmp_path,
         "forkserver",

@@ -46,6 +46,7 @@ def test_a_private_tensor_is_copied_once(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_shared_tensor_is_the_same_memory(tmp_path: Path, method: str) -> None:
     """However it was shared, through every carrier, and back."""
     run(
