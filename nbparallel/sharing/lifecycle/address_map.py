@@ -14,7 +14,8 @@ from nbparallel.sharing.memory.mapping import Mapping
 
 AnyArray = npt.NDArray[Any]
 _interface_of: Any = np.ndarray.__array_interface__.__get__
-"""numpy's own, whatever a subclass makes of it."""
+_base_of: Any = np.ndarray.base.__get__  # type: ignore[attr-defined]
+"""numpy's own, whatever a subclass makes of them: a traced array's base is another traced array."""
 
 
 class ArrayLocation(NamedTuple):
@@ -93,8 +94,8 @@ class AddressMap:
     def _find_empty(self, x: AnyArray) -> ArrayLocation | None:
         """Find an array without elements: its address may end one mapping and begin the next."""
         root: Any = x
-        while isinstance(root.base, np.ndarray):
-            root = root.base
+        while isinstance(base := _base_of(root), np.ndarray):
+            root = base
         address: int = x.ctypes.data
         entries = self._entries
         at = bisect_left(entries, (address + 1,))

@@ -10,6 +10,7 @@ import pytest
 
 from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel.session import Session
+from nbparallel.testing import processes
 from tests.distributed.races.programs import CELLS, WITHOUT_RACE, RacyCell
 from tests.distributed.races.refused_calls import USERFAULTFD
 
@@ -309,3 +310,46 @@ def test_functions_of_a_checked_cell_are_as_fast_as_others_afterwards(three_rank
     )
     names = "[f.__code__.co_names for f in (first, C.get, last)]"
     assert three_ranks.run(names).values == [[(), ("counter",), ()]] * 3
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "part = counter[:0]",
+        "part = dist.shard(counter)",  # 2 elements for 3 ranks
+        "part = square[1:1, :].T; part[...] = 1",
+    ],
+)
+def test_an_empty_part_of_a_shared_array(three_ranks: Session, source: str) -> None:
+    """It lies nowhere, and is found all the same: the cell ends, and so does the next one."""
+    for cell in (source, "part.sum()"):
+        three_ranks.run(NAP)
+        result = three_ranks.run(
+            cell, namespace=notebook(), share=SHARED, check_races=True, timeout=20 * processes.patience()
+        )
+        assert str(result.race_report).startswith("no race"), cell
+    assert three_ranks.run("type(part).__name__").values == ["ndarray"] * 3
+
+
+def test_the_bases_of_a_traced_array_end(three_ranks: Session) -> None:
+    """As many as of the plain one, but for what stands for the array itself; writing by one is seen."""
+    source = """
+def depth(x):
+    steps = 0
+    while isinstance(x.base, np.ndarray):
+        x, steps = x.base, steps + 1
+        assert steps < 20
+    return steps
+depths = [depth(x) for x in (grid, grid[2:4], grid[2:4][:1], grid.reshape(3, 4).T, square[:, 0])]
+"""
+    names = notebook()
+    three_ranks.run(source, namespace=names, share=SHARED)
+    plain = three_ranks.run("depths").values
+    three_ranks.run(
+        source, namespace=names, share=SHARED, check_races=True, timeout=20 * processes.patience()
+    )
+    traced = three_ranks.run("depths").values
+    for one, other in zip(plain[0], traced[0], strict=True):
+        assert abs(one - other) <= 1, (plain, traced)
+    report = str(checked(three_ranks, "grid[2:4].base[0] = rank"))
+    assert "data race" in report, report

@@ -216,7 +216,14 @@ def _set_flat(self: Any, value: Any) -> None:
 
 def _get_base(self: Any) -> Any:
     base = np.ndarray.base.__get__(self)
+    if type(base) is np.ndarray and _form(base) == _form(self):  # it is what this one stands for
+        base = base.base
     return trace(base) if type(base) is np.ndarray else base
+
+
+def _form(x: Any) -> tuple[Any, ...]:
+    array = plain(x)
+    return array.ctypes.data, array.shape, array.strides, array.dtype
 
 
 def _exposed(name: str) -> property:
