@@ -14,7 +14,7 @@ from nbparallel.sharing.memory.mapping import Mapping
 
 AnyArray = npt.NDArray[Any]
 _interface_of: Any = np.ndarray.__array_interface__.__get__
-_base_of: Any = np.ndarray.base.__get__  # type: ignore[attr-defined]
+_base_of: Any = np.ndarray.base.__get__
 """numpy's own, whatever a subclass makes of them: a traced array's base is another traced array."""
 
 
