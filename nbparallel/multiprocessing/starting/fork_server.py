@@ -43,6 +43,7 @@ class PackageForkServer(forkserver.ForkServer):
 
 present_server = PackageForkServer()
 """The server of this process."""
+_forkserver = present_server  # the library's name of its own, by which its tests find it
 
 
 class ForkServerPopen(popen_forkserver.Popen):
