@@ -30,7 +30,8 @@ from nbparallel.errors import (
     host_of_rank,
 )
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.delivery import GatheredNames, NameDelivery
+from nbparallel.session.names.delivery import NameDelivery
+from nbparallel.session.names.preparation import GatheredNames
 from nbparallel.session.names.share_arrays import check_known
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.results import CellClock, CellResult
@@ -61,7 +62,11 @@ class HostNames(NameDelivery):
         self.arrays = self._arrays = HostArrays()
 
     def gather(
-        self, source: str, namespace: MutableMapping[str, Any], share: Sequence[str] = ()
+        self,
+        source: str,
+        namespace: MutableMapping[str, Any],
+        share: Sequence[str] = (),
+        draw: Sequence[str] = (),
     ) -> GatheredNames:
         """Find what a cell uses.
 
@@ -71,7 +76,7 @@ class HostNames(NameDelivery):
             Ranks were to write to an array of the notebook.
         """
         self.share(share, namespace)
-        names = super().gather(source, namespace)
+        names = super().gather(source, namespace, draw=draw)
         for name in names.inputs.values:
             place = sharing.current_store().location(namespace.get(name))
             if place is not None and place.for_all:

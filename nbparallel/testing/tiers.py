@@ -10,7 +10,7 @@ Markers
 ``slow``
     Not in the quick tier; in the rest every eighth day.
 ``by_turns``
-    In the quick tier every fourth day, on the others as if it were slow: of about a second.
+    In the quick tier every fourth day, on the others as if it were slow: of more than half a second.
 ``matrix(cover=None, size=1, across_classes=False)``
     The quick tier runs a sample of this test's parametrised cases: at least `size`, and each value of each
     parameter that `cover` names at least once (None: of every parameter).  With `across_classes` the cases

@@ -52,6 +52,7 @@ COLLECTIVES = {
 }
 
 
+@pytest.mark.by_turns
 def test_colours_of_each_collective(three_ranks: Session) -> None:
     """Moved numbers keep their rank's colour, combined ones are new; what a cell does not touch stays."""
     for cell, expected in COLLECTIVES.items():
@@ -91,6 +92,22 @@ def test_of_names_now(three_ranks: Session) -> None:
     assert held(drawn, "nothing") == ["not defined"] * 3
     assert [drawn.is_missing(name) for name in drawn.names] == [False] * 4 + [True]
     assert three_ranks.timeline().number == number  # type: ignore[union-attr]
+
+
+def test_names_that_the_cell_does_not_use(three_ranks: Session) -> None:
+    """The notebook's value of a drawn name is delivered; one that the cell assigns is what ranks had."""
+    names: dict[str, Any] = {"v": np.arange(3.0), "w": [7, 8], "assigned": 5}
+    three_ranks.run("globals().pop('assigned', None)")
+    drawn = three_ranks.run("assigned = rank", namespace=names, draw="v,w,assigned").drawn
+    assert drawn is not None
+    assert held(drawn, "v", before=True) == ["rank 0: 0 | rank 1: 1 | rank 2: 2"]  # one array
+    assert held(drawn, "w") == ["7 | 8"] * 3
+    assert held(drawn, "assigned", before=True) == ["not defined"] * 3
+    assert held(drawn, "assigned") == ["0", "1", "2"]
+    three_ranks.run("del v")  # others use these ranks
+    drawn = three_ranks.submit("pass", namespace={"w": [9]}, draw="w").result().drawn
+    assert drawn is not None
+    assert held(drawn, "w") == ["9"] * 3
 
 
 def test_shared_arrays_are_one_box(three_ranks: Session) -> None:
@@ -148,6 +165,7 @@ def test_parts_of_a_shared_array_are_rows(three_ranks: Session) -> None:
     assert held(three_ranks.draw("mine"), "mine") == ["0 1 2", "3 4 5", "6 7 8"]
 
 
+@pytest.mark.by_turns
 def test_a_cell_that_fails_is_drawn(three_ranks: Session) -> None:
     """Each rank shows what it has when its part ends, also by an error; one that died, how."""
     three_ranks.run(START)
@@ -186,6 +204,7 @@ def test_some_ranks_and_cells_in_the_background(three_ranks: Session) -> None:
     assert list(three_ranks.draw("x").only([1]).ranks) == [1]
 
 
+@pytest.mark.by_turns
 def test_a_cell_without_it_looks_at_nothing(two_ranks: Session) -> None:
     """No value is looked at, neither before nor after; with it, once each."""
     two_ranks.run(

@@ -15,17 +15,16 @@ it has not changed the rank takes the value only if it has none of its own.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from nbparallel.errors import StaleWorkError
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
-from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
+from nbparallel.session.names.free_names import find_free_names, is_ipythons
 from nbparallel.session.names.name_uses import describe_rebound, find_uses
+from nbparallel.session.names.preparation import GatheredNames, Preparation
 from nbparallel.session.names.share_arrays import check_shareable, is_array, memmap_notes, move_arrays
 from nbparallel.session.names.tensor_names import share_tensors_of
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
@@ -34,60 +33,11 @@ from nbparallel.sharing.shared_tensors import are_writable, holds_tensors
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer.blobs import ByValue
 from nbparallel.transfer.pickling import Serialised
-from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
+from nbparallel.wire.name_updates import NameKind, NameUpdate
 
 LATER = "; what you assign to the name later is read-only again"
 SMALL = 1 << 20
 """Bytes of an object that a cell in a queue takes with it even if the ranks have it now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """What has to happen on each rank before a cell."""
-
-    updates: Mapping[int, tuple[NameUpdate, ...]]
-    """Per rank, in the order in which to apply them."""
-    notes: tuple[str, ...]
-    """Lines for the user."""
-    copied_nbytes: Mapping[str, int]
-    """Bytes that were copied for this cell, per name; names without any are left out."""
-    shared_nbytes: Mapping[str, int]
-    """Bytes that the cell's ranks see in shared memory, per name."""
-    keep: tuple[object, ...]
-    """To be kept alive until the cell has ended: the updates refer to it."""
-    moved_nbytes: Mapping[str, int]
-    """Those of `copied_nbytes` that moved an array into shared memory, where it stays."""
-    uses: NameUses | None
-    """What ranks are to look at when the cell has ended."""
-    pending: Mapping[int, PendingVersions]
-    """What each rank has once it has applied its updates."""
-    costly: frozenset[str]
-    """Names that `notes` have a line about, which is shown once."""
-    rebound: str = ""
-    """A line on names of the notebook to which the cell assigns."""
-
-
-@dataclass(slots=True)
-class GatheredNames:
-    """What a cell uses of the notebook; what each rank needs of it is found when the cell is sent."""
-
-    free: FreeNames
-    """The cell's names."""
-    inputs: CellInputs
-    """Their values."""
-    notes: list[str]
-    """Lines for the user."""
-    namespace: MutableMapping[str, Any]
-    """Where they were looked up."""
-    bindings: Mapping[str, Any]
-    """What it holds, or held when the cell was put into a queue."""
-    number: int = field(default_factory=itertools.count(1).__next__)
-    """Of this cell among all."""
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether the cell waits in a queue."""
-        return self.bindings is not self.namespace
 
 
 class NameDelivery:
@@ -157,10 +107,17 @@ class NameDelivery:
             return self.deliver(self.gather(source, namespace, share), ranks)
 
     def gather(
-        self, source: str, namespace: MutableMapping[str, Any], share: Sequence[str] = ()
+        self,
+        source: str,
+        namespace: MutableMapping[str, Any],
+        share: Sequence[str] = (),
+        draw: Sequence[str] = (),
     ) -> GatheredNames:
-        """Find what a cell uses, and move private arrays among it into shared memory; raises as `prepare`."""
-        free = find_free_names(source, self._transform)
+        """Find what a cell uses, and move private arrays among it into shared memory; raises as `prepare`.
+
+        Names in `draw` count as used.
+        """
+        free = find_free_names(source, self._transform).with_drawn(draw)
         with self._lock:
             notes = self._unshown
             notes += self.share(share, namespace) if share else ()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, replace
 from types import FunctionType
 
 from nbparallel.session.names.name_changes import ChangedNames, find_changes
@@ -44,6 +44,11 @@ class FreeNames:
     """All names and attributes in it."""
     changed: ChangedNames
     """What it may change in place."""
+
+    def with_drawn(self, names: Iterable[str]) -> FreeNames:
+        """Return these names and those whose values are drawn, as if the cell looked at them first."""
+        drawn = {name for name in names if not is_ipythons(name)}
+        return replace(self, doubtful=self.doubtful | (drawn - self.needed - self.assigned))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,7 +12,8 @@ from operator import attrgetter
 from nbparallel import sharing
 from nbparallel.errors import ChannelClosedError, NbParallelError, SupervisorDiedError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.delivery import GatheredNames, NameDelivery, Preparation
+from nbparallel.session.names.delivery import NameDelivery
+from nbparallel.session.names.preparation import GatheredNames, Preparation
 from nbparallel.session.output import OutputSink, TaskOutput
 from nbparallel.session.processes.rank_handle import RankHandle, send_working_context
 from nbparallel.session.processes.rank_pool import RankPool
@@ -100,7 +101,9 @@ class TaskDispatcher:
         if options.namespace is not None:
             try:
                 if names is None:
-                    names = self._names.gather(cell, options.namespace, tuple(options.share))
+                    names = self._names.gather(
+                        cell, options.namespace, tuple(options.share), tuple(options.draw)
+                    )
                 preparation = self._names.deliver(names, ranks)
             except ChannelClosedError as error:
                 if not pool.supervisor.ended(DEATH_MILLISECONDS):
@@ -138,7 +141,7 @@ class TaskDispatcher:
         """Return what a cell uses of the notebook as it is now, for a launch later."""
         if options.namespace is None:
             return None
-        names = self._names.gather(cell, options.namespace)
+        names = self._names.gather(cell, options.namespace, draw=tuple(options.draw))
         self._names.freeze(names, ranks)
         return names
 
