@@ -40,6 +40,11 @@ class SourceTree:
         gc.freeze()  # half a million objects that stay: the collections of later tests leave them out
         return trees
 
+    def forget(self) -> None:
+        """Drop the syntax trees: ranks that later tests fork copy the page tables of all that is kept."""
+        self.__dict__.pop("trees", None)
+        gc.unfreeze()
+
     @cached_property
     def packages(self) -> list[str]:
         """The dotted names that are folders."""

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.architecture.deadline_loops import deadline_loops
 from tests.architecture.private_names import private_names, reached_names
 from tests.architecture.source_tree import ROOT, TREE, circles, repeated
@@ -25,6 +27,12 @@ FORBIDDEN = {
     "multiprocessing.managers": "a server process and a socket that listens",
     "socketserver": "nothing of ours listens",
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _trees_while_they_are_read() -> Iterator[None]:
+    yield
+    TREE.forget()
 
 
 def _name(path: Path) -> str:

@@ -54,6 +54,7 @@ def test_what_stop_and_a_switch_did_is_one_line(shared_kernel: Kernel) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_ipythons_open_is_no_name_of_the_users(shared_kernel: Kernel) -> None:
     """A cell that opens a file copies nothing; the user's own function of that name travels."""
     kernel = with_ranks(shared_kernel)
@@ -65,6 +66,7 @@ def test_ipythons_open_is_no_name_of_the_users(shared_kernel: Kernel) -> None:
     assert "open" in kernel.run("%parallel_who").displays[0]["text/plain"]
 
 
+@pytest.mark.by_turns
 def test_a_list_cannot_be_shared(shared_kernel: Kernel) -> None:
     """One line, whose class and advice fit."""
     kernel = with_ranks(shared_kernel)

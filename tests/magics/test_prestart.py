@@ -44,6 +44,7 @@ def until_ready(kernel: Kernel) -> set[int]:
     return {record.pid for record in kernel.descendants()}
 
 
+@pytest.mark.by_turns
 @pytest.mark.every_kernel
 def test_the_first_cell_uses_what_waits(any_kernel: Kernel) -> None:
     """Loading says nothing, imports and begins no thread; the same two processes are the first cell's."""

@@ -150,6 +150,7 @@ def test_an_error_does_not_leave_others_waiting(shared_kernel: Kernel) -> None:
         assert pids(kernel) == before
 
 
+@pytest.mark.by_turns
 def test_uneven_outputs_are_each_ranks_own(shared_kernel: Kernel) -> None:
     """As many prints, displays and values as a rank has, in rank order; who has none has no label."""
     kernel = with_ranks(shared_kernel, 3)

@@ -62,6 +62,7 @@ def test_public_names_are_declared() -> None:
     assert names - foreign <= set(mp.__all__)
 
 
+@pytest.mark.by_turns
 def test_a_submodule_is_ours_however_it_is_named() -> None:
     """`from … import queues` and `mp.queues` are our module, although nothing has imported it before."""
     for name in ("connection", "managers", "pool", "queues", "context", "sharedctypes"):

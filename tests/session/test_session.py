@@ -122,6 +122,7 @@ def test_a_thread_of_an_earlier_cell_prints_into_that_cell(four: Session) -> Non
     assert "".join(texts["late"]) == "now\n"
 
 
+@pytest.mark.by_turns
 def test_call_sends_functions_of_main_and_returns_results_in_rank_order(four: Session) -> None:
     """`call` takes a lambda with a closure and gives a list."""
     offset = 7

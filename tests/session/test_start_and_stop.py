@@ -24,6 +24,7 @@ def test_both_start_methods_work_and_leave_nothing(method: str) -> None:
         session.run("1")
 
 
+@pytest.mark.by_turns
 def test_growing_and_shrinking() -> None:
     """New ranks join; ranks that hold variables are not taken away."""
     with Session(2) as session:
@@ -58,6 +59,7 @@ def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
             session.resize(1)
 
 
+@pytest.mark.by_turns
 def test_a_press_after_the_end_is_no_error() -> None:
     """Ctrl-C while a start that failed is cleaned up, or `interrupt` beside `stop`, finds nobody to wake."""
     session = Session(1)
@@ -67,6 +69,7 @@ def test_a_press_after_the_end_is_no_error() -> None:
     pool.wake()
 
 
+@pytest.mark.by_turns
 def test_restart_of_one_rank_keeps_the_others() -> None:
     """Same number, fresh process; the others are the same processes with their variables."""
     with Session(3) as session:

@@ -106,6 +106,7 @@ def test_a_fork_while_another_thread_holds_the_lock(store):
         thread.join(10)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("way", ["return", "exit", "exception"])
 def test_a_child_that_ends_as_python_does(way, tmp_path):
     """A forked child that runs all of the interpreter's clean-up harms nothing in the parent."""

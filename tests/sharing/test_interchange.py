@@ -220,6 +220,7 @@ def wrapped(x):
     }
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("way", ["name", "call", "push", "rank to rank"])
 def test_inside_any_object_the_handle_travels(ranks, way):
     """In dicts, closures, partials and nested lists an array arrives as the same memory, on every way."""

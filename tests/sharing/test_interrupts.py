@@ -112,6 +112,7 @@ def come_again(k, r):
     k.drain()
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("scenario", [make, send, come_home, pack, come_again])

@@ -99,6 +99,7 @@ def test_in_another_process(connected, peer):
     assert peer.run("result = y.tolist()") == [1, 20, 3]
 
 
+@pytest.mark.by_turns
 @settings(
     deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

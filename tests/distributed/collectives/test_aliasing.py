@@ -65,6 +65,7 @@ def overlapping(
         y[b : b + size] = brought[(me - 1) % n]
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F38")
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -34,6 +34,7 @@ def layouts(x: np.ndarray[Any, Any], communicator: Communicator) -> dict[str, np
     return found
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.time_limit(60)
@@ -219,6 +220,7 @@ def test_the_same_memory_twice(ranks: Any) -> None:
     ranks(3, work)
 
 
+@pytest.mark.by_turns
 def test_sizes_in_turn(ranks: Any) -> None:
     """Paths follow each other in any order, more often than there are slots and chunks."""
 

@@ -58,6 +58,7 @@ def layouts(x: np.ndarray[Any, Any], c: Communicator) -> list[np.ndarray[Any, An
     ]
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

@@ -175,6 +175,7 @@ def test_stopped_and_continued(
         assert stopped[0], "nobody was stopped"
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F3")
 def test_a_death_that_is_not_recorded_yet(outcomes: Any) -> None:
     """What was read of a rank whose process has ended is not used, before anybody has recorded its death."""

@@ -54,6 +54,7 @@ def test_every_dtype_size_operator_and_root(ranks: Any, n: int) -> None:
     assert min(ranks(n, work, seconds=80)) > 100
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("n", [2, 3])
 def test_layouts_and_guards(ranks: Any, n: int) -> None:
     """Arrays that lie differently meet; what lies beside them stays; a read-only root gets a new array."""

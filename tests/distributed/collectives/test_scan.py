@@ -17,6 +17,7 @@ from tests.distributed.conformance.oracle import expected, located
 KIB = 1 << 10
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_every_route(ranks: Any, monkeypatch: Any, n: int) -> None:
@@ -41,6 +42,7 @@ def test_every_route(ranks: Any, monkeypatch: Any, n: int) -> None:
     ranks(n, work, seconds=50)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("n", [2, 4])
 def test_after_other_operations_on_the_same_chunks(ranks: Any, n: int) -> None:
     """Operations that use the staging buffers in turns do not read each other's pieces."""
@@ -108,6 +110,7 @@ def test_scan_refuses_what_all_reduce_refuses(ranks: Any) -> None:
     ranks(2, work)
 
 
+@pytest.mark.by_turns
 def test_locations(ranks: Any) -> None:
     """The lowest location of several, ranks by default or what is passed; NaN wins, and values stay exact."""
 

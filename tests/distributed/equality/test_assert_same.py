@@ -215,6 +215,7 @@ def test_much_that_differs(ranks: Any) -> None:
         assert moved < 2 * MAX_CHUNKS * CHUNK
 
 
+@pytest.mark.by_turns
 def test_groups_and_after(ranks: Any) -> None:
     """It works in a group, names ranks of the world, and operations go on after it has raised."""
 

@@ -117,6 +117,7 @@ def test_memory_of_messages_that_will_be_dropped(ranks: Callable[..., list[Any]]
     assert ranks(2, work)[0] == (True, 0)
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F64")
 def test_a_child_that_returns_into_an_operation_is_no_rank(ranks: Callable[..., list[Any]]) -> None:
     """A handler forks while the rank waits, and returns in the child too: only the rank goes on."""

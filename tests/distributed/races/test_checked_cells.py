@@ -101,6 +101,7 @@ def test_an_unchecked_cell_has_no_races(three_ranks: Session) -> None:
         result.races  # noqa: B018
 
 
+@pytest.mark.by_turns
 def test_a_failed_cell_reports_what_was_done(three_ranks: Session) -> None:
     """The error has the report of all ranks."""
     with pytest.raises(ParallelError) as raised:
@@ -147,6 +148,7 @@ def test_functions_of_other_cells_and_files(three_ranks: Session) -> None:
     assert report.races[0].cells == ("In[2]", "In[2]")
 
 
+@pytest.mark.by_turns
 def test_every_collective_runs_as_without(three_ranks: Session) -> None:
     """Operations take traced arrays, fill and return them, and give the results that they give without."""
     source = """
@@ -180,6 +182,7 @@ found
     assert repr(list(plain)) == repr(list(traced.values))
 
 
+@pytest.mark.by_turns
 def test_a_dead_rank(three_ranks: Session) -> None:
     """What it did is not known, and the report says so; the next cell is checked again."""
     with pytest.raises(ParallelError) as raised:
@@ -219,6 +222,7 @@ def test_what_numpy_does_not_show(three_ranks: Session) -> None:
     assert "not checked" not in found
 
 
+@pytest.mark.by_turns
 @pytest.mark.skipif(USERFAULTFD < 0, reason="numbers of system calls are known for few machines")
 def test_where_pages_cannot_be_watched() -> None:
     """The report says so once for all ranks; what numpy shows is found as ever."""
@@ -272,6 +276,7 @@ def test_memory_that_is_used_again(three_ranks: Session) -> None:
     three_ranks.run("del kept")
 
 
+@pytest.mark.by_turns
 def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
     """What was sent before the end is compared like the rest, and of a rank that dies it is all there is."""
     three_ranks.run(

@@ -113,6 +113,7 @@ def test_every_operation_is_here() -> None:
     assert all(name in named for name in MESSAGES)
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=6)
 @pytest.mark.parametrize("name", CALLS)
 def test_collectives(three_ranks: Session, name: str) -> None:

@@ -150,6 +150,7 @@ def test_interrupted_inside_all_reduce(outcomes: Any, size: str, shared: bool, a
         check(found, victim, died=False)
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F21")
 @pytest.mark.parametrize("what", ["recv", "recv any", "barrier", "all_reduce", "broadcast", "send"])

@@ -80,6 +80,7 @@ def test_a_stopped_rank_can_be_killed(outcomes: Any) -> None:
     assert {type(found[r].error).__name__ for r in (0, 2)} == {"PeerFailedError"}, found
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F60")
 def test_who_acts_on_what_came_does_not_wait_any_more(outcomes: Any) -> None:
     """A rank that computes, or is stopped, after it waited is no part of a deadlock."""

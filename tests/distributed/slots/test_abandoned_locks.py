@@ -168,6 +168,7 @@ def test_an_exception_inside_releases_it(outcomes: Any) -> None:
     assert (found[1].error, found[1].value) == (None, ()), found
 
 
+@pytest.mark.by_turns
 def test_a_failure_inside_does_not_end_the_wait_of_a_cell_that_goes_on(ranks: Any) -> None:
     """The failed holder has recorded its failure, and still holds the lock for a while."""
 

@@ -84,6 +84,7 @@ def test_a_finished_rank_in_the_chain(outcomes: Any) -> None:
     assert "rank 1 waits in recv(src=2)" in texts[0][0]
 
 
+@pytest.mark.by_turns
 def test_a_deadline_is_no_edge(outcomes: Any) -> None:
     """A wait that ends by itself makes no deadlock."""
 

@@ -16,6 +16,7 @@ from nbparallel.wire.control import Operation
 from tests.distributed.slots.lock_states import waits
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F34")
 def test_a_holder_that_waits_for_a_waiter_is_a_deadlock(outcomes: Any) -> None:
     """Found within two seconds on both, with the lines of the lock and of the call; a third rank goes on."""

@@ -36,6 +36,7 @@ def calls(size: int) -> dict[str, tuple[Call, np.ndarray[Any, Any]]]:
     }
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("size", [2, 3000, 200_000])
 @pytest.mark.fault("F32")
@@ -312,6 +313,7 @@ def test_broadcast_contents(outcomes: Any) -> None:
             assert "broadcast" in outcome.value
 
 
+@pytest.mark.by_turns
 def test_early_answer(outcomes: Any) -> None:
     """Two ranks that differ are told while the third still computes, and so is the third when it comes."""
 

@@ -78,6 +78,7 @@ def test_f3_peers_of_a_killed_rank_are_freed_from_their_operation() -> None:
         assert session.run("globals().get('x')").values == [0, None, 2, 3]
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     ("name", "source", "signal_name"),
@@ -105,6 +106,7 @@ def test_f5_a_crash_in_c_shows_its_signal_and_the_python_stack(
         assert session.run("rank").values == [0, 1]
 
 
+@pytest.mark.by_turns
 def test_f5_a_write_past_numpy_to_what_ranks_may_only_read_is_explained() -> None:
     """The rank that does it (as torch would, after `from_numpy`) is ended; the array stays what it was."""
     names = {"x": np.arange(100_000.0)}
@@ -118,6 +120,7 @@ def test_f5_a_write_past_numpy_to_what_ranks_may_only_read_is_explained() -> Non
     assert names["x"][0] == 0
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("code", [0, 3])
 def test_f7_exit_behind_our_back_is_a_death_whatever_the_code(code: int) -> None:

@@ -63,6 +63,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", WAYS)
 def test_f14_what_a_rank_started_goes_when_the_rank_is_killed(way: str, promised: Promised) -> None:

@@ -37,6 +37,7 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT", "SIGBUS"])
 def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str, promised: Promised) -> None:
@@ -68,6 +69,7 @@ def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str, promis
     nbp.sharing.current_store().drain()
 
 
+@pytest.mark.by_turns
 def test_what_only_a_dead_rank_made_stays_while_others_hold_it() -> None:
     """A name goes with the last hold, not with its maker; its record tells whose it was until then."""
     with Session(2) as session:

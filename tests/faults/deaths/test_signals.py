@@ -15,6 +15,7 @@ from nbparallel.testing.waiting import wait_until
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
+@pytest.mark.by_turns
 def test_f15_the_supervisor_is_not_disturbed_by_signals() -> None:
     """A hundred of each while ranks talk and make memory: the same processes, the right results."""
     with Session(2) as session:

@@ -30,6 +30,7 @@ def interrupt_after(session: Session, seconds: float, source: str) -> None:
     assert isinstance(pending.exception(15), KeyboardInterrupt)
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 6, 9, 13, 18, 25])
 def test_f20_an_interrupt_in_the_first_await(session: Session, milliseconds: int) -> None:

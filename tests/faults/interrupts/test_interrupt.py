@@ -73,6 +73,7 @@ def test_f20_at_random_moments(two_ranks: Session) -> None:
     assert [rank.pid for rank in two_ranks.statistics().ranks] == pids
 
 
+@pytest.mark.by_turns
 def test_f25_idle_ranks_never_notice() -> None:
     """SIGINT to this process and to every rank while nothing runs changes nothing."""
     previous = signal.signal(signal.SIGINT, lambda *_: None)

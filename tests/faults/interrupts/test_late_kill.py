@@ -45,6 +45,7 @@ def test_f24_a_rank_that_has_answered_is_not_killed() -> None:
         assert session.run("pass").notes == ()
 
 
+@pytest.mark.by_turns
 def test_f24_a_rank_that_answers_while_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its death belongs to the cell that was interrupted: the next one starts it again, and runs."""
     flag = np.zeros(2)

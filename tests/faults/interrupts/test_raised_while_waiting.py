@@ -64,6 +64,7 @@ def check_stopped(session: Session, pids: list[int]) -> None:
     assert [rank.pid for rank in session.statistics().ranks] == pids
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("name", ["SIGALRM", "SIGUSR1", "SIGTERM"])
 def test_an_exception_of_a_signal_handler_stops_the_ranks(
@@ -147,6 +148,7 @@ def test_it_is_raised_though_the_cell_has_failed() -> None:
         check_stopped(session, [rank.pid for rank in session.statistics().ranks])
 
 
+@pytest.mark.by_turns
 def test_a_start_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves no process, and the session can be started again."""
     from nbparallel.session.processes.rank_pool import RankPool

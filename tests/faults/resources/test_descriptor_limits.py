@@ -294,6 +294,7 @@ def test_f42_what_the_supervisor_refused_goes_out_when_there_is_room_again():
     )
 
 
+@pytest.mark.by_turns
 def test_f42_the_reserve_is_left_to_other_code():
     """Shared arrays stop early: files, pipes and a session can still be opened, as many as the error says."""
     run(

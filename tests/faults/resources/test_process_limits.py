@@ -71,6 +71,7 @@ def test_f74_the_check_counts_all_that_is_started(few_processes: tuple[str, list
     assert limit in text
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -83,6 +84,7 @@ def test_f74_a_rank_that_is_refused_is_told(few_processes: tuple[str, list[str]]
     assert seconds < 5.0
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

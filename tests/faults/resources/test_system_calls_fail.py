@@ -123,6 +123,7 @@ def test_advice_that_is_not_taken_changes_nothing(monkeypatch):
     source.close()
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("waiting", [False, True])
 def test_f66_a_rank_that_closes_everything(waiting: bool) -> None:
@@ -141,6 +142,7 @@ def test_f66_a_rank_that_closes_everything(waiting: bool) -> None:
         assert session.statistics().ranks[1].pid != before
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("socket_of", ["rank", "notebook"])
 def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:

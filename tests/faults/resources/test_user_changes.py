@@ -28,6 +28,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_f66_what_a_cell_changes_on_a_rank_does_no_harm() -> None:
     """Directory, umask, environment, path, limits, files, handlers: rank 1 still does all that it did."""

@@ -36,6 +36,7 @@ def test_it_stops_where_it_is_called(shared_kernel: Kernel) -> None:
     assert printed(after) == "Out[rank 0]: (70, False)\n"
 
 
+@pytest.mark.by_turns
 def test_stepping_stays_in_the_cell(shared_kernel: Kernel) -> None:
     """From statement to statement, into functions and out; the next cell is nobody's to stop in."""
     kernel = with_ranks(shared_kernel)

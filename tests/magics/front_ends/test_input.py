@@ -15,6 +15,7 @@ def still_there(kernel: Kernel) -> bool:
     return printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
+@pytest.mark.by_turns
 @pytest.mark.every_kernel
 def test_one_rank_asks_and_gets_the_answer(shared_kernel: Kernel) -> None:
     """The prompt names the rank, ``getpass`` hides the answer, questions one after the other are fine."""
@@ -35,6 +36,7 @@ def test_one_rank_asks_and_gets_the_answer(shared_kernel: Kernel) -> None:
     assert still_there(kernel)
 
 
+@pytest.mark.by_turns
 def test_several_ranks_at_once_are_refused(shared_kernel: Kernel) -> None:
     """Nobody is asked; the error says what to write instead."""
     kernel = with_ranks(shared_kernel)

@@ -139,6 +139,7 @@ def test_papermills_log_holds_output_once(tmp_path: Path, name: str, setting: st
         assert done.stdout.count(line if line.startswith("Out") else f"] {line}") == 1, done.stdout
 
 
+@pytest.mark.by_turns
 def test_a_terminal_prints_the_same(tmp_path: Path) -> None:
     """Labelled, values too; an error is shown once, and IPython's end is the ranks'."""
     script = tmp_path / "session.ipy"

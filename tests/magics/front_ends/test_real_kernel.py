@@ -142,6 +142,7 @@ def test_what_the_notebook_printed_stays(shared_kernel: Kernel) -> None:
     assert text(local) == f"rank -1\n{lines}"
 
 
+@pytest.mark.by_turns
 def test_capture_gets_everything(shared_kernel: Kernel) -> None:
     """`%%capture` captures what ranks print, as it does what the notebook prints."""
     loaded(shared_kernel)

@@ -101,6 +101,7 @@ def test_a_class_with_a_state_of_its_own(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_a_fork_with_nothing_to_inherit(tmp_path: Path) -> None:
     """The parent names its child only if it maps shared memory, or can read from a pipe."""
     run_program(
@@ -154,6 +155,7 @@ def child():
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_process_that_shares_nothing_has_no_store(method: str, tmp_path: Path) -> None:
     """It makes one when it first needs it; a plain fork of it shares nothing, as of any other."""

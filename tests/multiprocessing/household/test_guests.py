@@ -150,6 +150,7 @@ def test_a_plain_fork_stays_inert(root):
     assert array[0, 0] == 1.0
 
 
+@pytest.mark.by_turns
 def test_other_threads_go_on_after_a_fork(root):
     """A thread that shares arrays while others fork neither hangs nor makes a child hang."""
     stop, made = threading.Event(), []
@@ -259,6 +260,7 @@ def test_the_supervisor_is_killed(root):
     other.close()
 
 
+@pytest.mark.by_turns
 def test_introduced_twice_or_too_late(root):
     """A process is a client once; one that begins after the supervisor's end does not begin."""
     ends = household.introduce_guest(daemon=True)

@@ -47,6 +47,7 @@ def run(body: str, folder: Path, method: str, limit: float = 60) -> str:
     return run_program(head + textwrap.dedent(body), folder, method, limit=limit)
 
 
+@pytest.mark.by_turns
 def test_operations_and_arrays_of_the_household(tmp_path: Path, method: str) -> None:
     """Operations work in one world after another; arrays of before are the same memory in and after them."""
     run(

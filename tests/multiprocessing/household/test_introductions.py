@@ -127,6 +127,7 @@ def test_a_copy_of_the_connection_keeps_nothing(root):
     exit_code(other)
 
 
+@pytest.mark.by_turns
 def test_children_that_die_at_once_leave_no_descriptor(root):
     """Neither here nor in the supervisor, which never learns who they were; nor does a fork that failed."""
     before, theirs = descriptors(), supervisors()
@@ -315,6 +316,7 @@ def test_the_household_ends_before_the_child_begins(root):
         os.close(fd)
 
 
+@pytest.mark.by_turns
 def test_answers_of_the_supervisor():
     """A process waits for it; one that comes no more, or is another one, is an error."""
 

@@ -69,6 +69,7 @@ def test_thousands_of_arrays(tmp_path: Path) -> None:
     run(KEEP, tmp_path, "fork", 4000, 256)
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(110)
 def test_a_process_that_keeps_many_is_forked(tmp_path: Path) -> None:
     """Its child has them all, also when the parent has dropped its own."""

@@ -24,6 +24,7 @@ assert process.exitcode == 0
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_it_goes_with_a_root_that_is_killed(number, tmp_path, promised):
     """A kernel that takes long to end is ended so by its front end: the supervisor removes what it left."""

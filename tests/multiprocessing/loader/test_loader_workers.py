@@ -75,6 +75,7 @@ def test_workers_change_nothing_but_where_batches_lie(tmp_path: Path, method: st
     )
 
 
+@pytest.mark.by_turns
 def test_memory_goes_round(tmp_path: Path, method: str) -> None:
     """A batch's memory returns to its worker when it is dropped: an epoch needs few segments."""
     run(
@@ -94,6 +95,7 @@ def test_memory_goes_round(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_an_early_break_leaves_nothing(tmp_path: Path, method: str) -> None:
     """No message is under way afterwards, and the same workers do the next epoch, which is whole."""
     run(
@@ -122,6 +124,7 @@ def test_an_early_break_leaves_nothing(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_two_iterations_of_one_loader(tmp_path: Path, method: str) -> None:
     """Each is an epoch of its own with its own workers; one may be left in the middle."""
     run(
@@ -138,6 +141,7 @@ def test_two_iterations_of_one_loader(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_a_dead_worker_is_named(tmp_path: Path, method: str) -> None:
     """With its batch and samples; the next epoch has new workers; killed between two it costs nothing."""
     run(
@@ -167,6 +171,7 @@ def test_a_dead_worker_is_named(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_exceptions_keep_their_class(tmp_path: Path, method: str) -> None:
     """The remote traceback is the cause, a note names the batch; the iteration can go on."""
     run(
@@ -214,6 +219,7 @@ def test_exceptions_keep_their_class(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_streams_are_read_once(tmp_path: Path, method: str) -> None:
     """By one worker, with the batches of 0 workers, unless the dataset asks which worker it is."""
     run(

@@ -13,6 +13,7 @@ from tests.multiprocessing.programs import run_program
 pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
 
 
+@pytest.mark.by_turns
 def test_targets_closures_and_subclasses(tmp_path: Path, method: str) -> None:
     """A lambda, a closure with a lock, a `Process` of a class of the script; the script is not run again."""
     out = run_program(
@@ -61,6 +62,7 @@ def test_targets_closures_and_subclasses(tmp_path: Path, method: str) -> None:
     assert out == "once\n"
 
 
+@pytest.mark.by_turns
 def test_globals_of_workers(tmp_path: Path, method: str) -> None:
     """Tasks see what the initializer assigned, and what the script has assigned since."""
     run_program(
@@ -164,6 +166,7 @@ def test_exceptions_keep_type_and_traceback(tmp_path: Path, method: str) -> None
     )
 
 
+@pytest.mark.by_turns
 def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     """A generator in a task, and a lock, which says where locks go."""
     out = run_program(

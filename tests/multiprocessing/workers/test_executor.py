@@ -38,6 +38,7 @@ def test_calls_and_results(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_exceptions_of_calls(tmp_path: Path, method: str) -> None:
     """A call's exception keeps its type, with the worker's traceback; what cannot travel fails alone."""
     run_program(
@@ -70,6 +71,7 @@ def test_exceptions_of_calls(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_a_dead_worker(tmp_path: Path, method: str) -> None:
     """What is under way fails with an error that has both types and names the worker; so the next call."""
     run_program(
@@ -107,6 +109,7 @@ def test_a_dead_worker(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_initializer_and_replaced_workers(tmp_path: Path) -> None:
     """Locks travel to workers in `initargs`, and a worker is replaced after as many calls as asked."""
     run_program(

@@ -24,6 +24,7 @@ def check(results, tasks):
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=1)  # each start method by turns
 def test_a_pools_workers_end_after_their_tasks(tmp_path: Path, method: str) -> None:
     """One worker of two tasks each: three for six, one after the other; the initializer runs in each."""
@@ -48,6 +49,7 @@ def test_a_pools_workers_end_after_their_tasks(tmp_path: Path, method: str) -> N
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=1)  # each start method by turns
 def test_a_worker_that_dies_is_no_worker_that_was_replaced(tmp_path: Path, method: str) -> None:
     """The task of one that is killed fails with its name, the others are done."""

@@ -30,6 +30,7 @@ def run(body: str, folder: Path, method: str) -> str:
     return run_program(START.format(method=method) + textwrap.dedent(body), folder, method)
 
 
+@pytest.mark.by_turns
 def test_success_and_order(tmp_path: Path, method: str) -> None:
     """Each gets its index first, shared arrays arrive as the same memory, `join` is torch's."""
     run(
@@ -54,6 +55,7 @@ def test_success_and_order(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
 def test_failures(tmp_path: Path, method: str) -> None:
     """The error has torch's words and attributes, and the exception as cause; the others are ended."""
     run(

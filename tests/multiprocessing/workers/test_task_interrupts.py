@@ -57,6 +57,7 @@ os.setsid()  # the whole group is interrupted, as by a terminal or a front end
 pytestmark = pytest.mark.time_limit(60)
 
 
+@pytest.mark.by_turns
 def test_the_same_workers_take_the_next_call(tmp_path: Path) -> None:
     """A call that a terminal or a front end interrupts, with all processes of its group."""
     run_program(
@@ -263,6 +264,7 @@ with ctx.Pool(2) as pool, executor:
     )
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("of", ["pool.apply_async(loses_it, (1,)).get()", "[*executor.map(loses_it, [1])]"])
 def test_a_task_misses_the_signal(tmp_path: Path, of: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.multiprocessing.programs import run_program
 
 RAISES = """
@@ -23,6 +25,7 @@ def square(x):
 """
 
 
+@pytest.mark.by_turns
 def test_arguments_that_are_no_tuple(tmp_path: Path) -> None:
     """The comma that was forgotten is named by processes, pools and `spawn`, before anything starts."""
     run_program(
@@ -42,6 +45,7 @@ assert not mp.active_children()
     )
 
 
+@pytest.mark.by_turns
 def test_a_pool_that_does_not_run(tmp_path: Path) -> None:
     """The library's words, and what to do."""
     run_program(
@@ -56,6 +60,7 @@ for call in (lambda: pool.map(square, [1]), lambda: pool.apply(square, (1,)), la
     )
 
 
+@pytest.mark.by_turns
 def test_a_callback_that_raises_ends_no_pool(tmp_path: Path) -> None:
     """It is shown as what a thread raises, the result is there, and the pool goes on."""
     run_program(
@@ -80,6 +85,7 @@ assert [type(error) for error in shown] == [KeyError] * 3, shown
     )
 
 
+@pytest.mark.by_turns
 def test_what_a_task_lost_and_read(tmp_path: Path) -> None:
     """A death names the call and the task; a lock that a task reads as a global, where it is to be given."""
     run_program(

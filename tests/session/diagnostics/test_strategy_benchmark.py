@@ -61,6 +61,7 @@ def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
     assert mine[0] == 0
 
 
+@pytest.mark.by_turns
 def test_it_can_start_a_rank_of_its_own() -> None:
     """Without a session it makes one, and ends it; the other strategies are not touched."""
     figures = strategy_bench(strategies=["copy"], sizes=[1024], seconds=10)
@@ -68,6 +69,7 @@ def test_it_can_start_a_rank_of_its_own() -> None:
     assert repr(figures).count("1.0 KiB  ") == 1
 
 
+@pytest.mark.by_turns
 def test_what_does_not_fit_is_left_out_and_said(two: Session) -> None:
     """Too little memory, and too little time, leave sizes out; the first size is measured in any case."""
     figures = strategy_bench(two, strategies=["copy"], sizes=[1024, 1 << 44, 1 << 45], seconds=30)

@@ -12,6 +12,8 @@ import math
 import random
 from typing import Any
 
+import pytest
+
 from nbparallel.session import Session
 from nbparallel.session.monitoring.chrome_trace import trace
 from nbparallel.session.monitoring.timeline import RankRow, Span, Timeline
@@ -55,6 +57,7 @@ def check(made: dict[str, Any]) -> int:
     return sum(map(len, calls.values()))
 
 
+@pytest.mark.by_turns
 def test_a_real_cell_follows_the_format() -> None:
     """Statements, operations and waits of several ranks."""
     steps = "for i in range(30):\n    all_reduce(i)\n    send(i, 1) if rank == 0 else recv(src=0)\n"

@@ -87,6 +87,7 @@ def test_kinds_of_names() -> None:
     store.close()
 
 
+@pytest.mark.by_turns
 def test_real_ranks_tell_their_names(three_ranks: Session) -> None:
     """Types and shapes of every rank, also with hostile objects, and the ranks go on as before."""
     namespace: dict[str, Any] = {"x": np.ones((4, 3)), "words": ["a"] * 3}

@@ -34,6 +34,7 @@ def _pull(session: Session) -> None:
     session.pull("kept")
 
 
+@pytest.mark.by_turns
 def test_names_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """No later task confirms them: ranks get the new value, and names that are new."""
     names: dict[str, Any] = {"x": 1}
@@ -54,6 +55,7 @@ def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.by_turns
 def test_names_of_another_namespace_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace deletes from the ranks what it had; neither a cell that was sent nor one that was not."""
     one: dict[str, Any] = {"x": 1, "gone": 2}
@@ -85,6 +87,7 @@ def test_lines_of_a_cell_that_could_not_be_prepared() -> None:
         assert session.run("1", namespace=names).notes == ()
 
 
+@pytest.mark.by_turns
 def test_a_costly_name_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line comes with the first cell that is sent, and not again."""
     monkeypatch.setattr(cell_inputs, "COSTLY_SECONDS", 0.0)
@@ -100,6 +103,7 @@ def test_a_costly_name_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyP
         assert session.run("len(words)", namespace=names).notes == ()
 
 
+@pytest.mark.by_turns
 def test_the_line_on_lost_variables_waits_for_a_cell() -> None:
     """A cell that cannot be prepared shows no lines: the next one that runs does."""
     with Session(2) as session:
@@ -118,6 +122,7 @@ def test_ipython_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source_label("<cell>") == ""
 
 
+@pytest.mark.by_turns
 def test_a_value_whose_rank_died_after_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason for which it is missing is the rank's death, not the memory that went with it."""
 

@@ -115,6 +115,7 @@ def test_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert session.run(threads).values == [3, shared]
 
 
+@pytest.mark.by_turns
 def test_ranks_follow_the_notebooks_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the next cell; a rank that a cell sent elsewhere stays there until the notebook moves."""
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
@@ -159,6 +160,7 @@ def test_ranks_follow_the_notebooks_search_path(tmp_path: Path, monkeypatch: pyt
         assert left.values[1] == [str(tmp_path / "early")]
 
 
+@pytest.mark.by_turns
 def test_a_directory_that_a_rank_cannot_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays where it is, its cell runs, and one line says why."""
     with Session(1) as session:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from nbparallel.session import Session
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.testing import processes
@@ -22,6 +24,7 @@ def test_starting_a_supervisor_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.by_turns
 def test_a_session_takes_over_what_was_started_early() -> None:
     """The supervisor is the same process, and the session ends it."""
     launch = SupervisorLaunch()

@@ -34,6 +34,7 @@ def two() -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.by_turns
 def test_results_are_in_order_and_a_free_rank_takes_the_next_item(two: Session) -> None:
     """While one rank is at the first item the other one does all the rest; the results are in order."""
     done = nbp.zeros(10)
@@ -248,6 +249,7 @@ def test_nbp_map_takes_the_session_that_runs(two: Session) -> None:
     nbp.map(abs, [1])
 
 
+@pytest.mark.by_turns
 def test_nbp_map_starts_ranks_for_itself(two: Session) -> None:
     """Without a session it starts ranks, and none of them is left (the leak check looks)."""
     running_sessions.discard(two)
@@ -284,6 +286,7 @@ def test_what_a_function_prints_is_shown(two: Session, capsys: pytest.CaptureFix
     assert capsys.readouterr().out in ("[rank 0] I have 7\n", "[rank 1] I have 7\n")
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_forked_child_takes_no_items(leaves: bool) -> None:

@@ -29,6 +29,7 @@ def occupy(session: Session) -> tuple[PendingCell, dict[str, Any]]:
     return session.submit(f"{WAIT}'first'", namespace=namespace), namespace
 
 
+@pytest.mark.by_turns
 def test_queued_cells_run_one_after_the_other(session: Session) -> None:
     """In the order in which they were submitted; the caller goes on, and without `queue` it is refused."""
     first, namespace = occupy(session)
@@ -149,6 +150,7 @@ def test_ranks_that_are_lost_in_between(two_ranks: Session) -> None:
     assert two_ranks.run("len(large)", namespace=namespace).values == [1, 1]
 
 
+@pytest.mark.by_turns
 def test_a_handle_can_be_kept(session: Session) -> None:
     """It holds its result, and nothing of the cell, the session, or the cells before it."""
     first, namespace = occupy(session)

@@ -19,6 +19,7 @@ def four():
         yield session
 
 
+@pytest.mark.by_turns
 def test_whoever_waits_for_a_cell_is_woken_once(four, monkeypatch):
     """Only the last rank's outcome wakes the notebook's thread; all of them are taken."""
     pool, woken = rank_pool(four), []

@@ -130,6 +130,7 @@ def test_a_limit_of_private_memory():
     )
 
 
+@pytest.mark.by_turns
 def test_no_mapping_left():
     """Where other code has used up the table of mappings, that is an error that names its limit."""
     run(

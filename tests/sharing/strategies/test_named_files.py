@@ -165,6 +165,7 @@ def test_what_was_named_before_the_session_is_announced_to_it(fresh_exchange):
     store.close()
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("strategy", NAMED)
 def test_a_process_without_a_session_removes_its_names(strategy, tmp_path):
     """At the end of a script nothing is left, also of arrays that were still alive."""

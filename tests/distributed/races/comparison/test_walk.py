@@ -154,6 +154,7 @@ def found_by_walk(logs: list[AccessLog]) -> tuple[dict[frozenset[Line], bool], d
     return certain, harmless
 
 
+@pytest.mark.by_turns
 @settings(max_examples=examples(300), deadline=None)
 @given(cells())
 def test_as_all_pairs(logs: list[AccessLog]) -> None:

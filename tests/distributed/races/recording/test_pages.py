@@ -257,6 +257,7 @@ def huge_kilobytes(address):
     return int(field_at(address, "ShmemPmdMapped:")[0])
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("kind", ["memfd", "disk"])
 def test_memory_that_is_unmapped_or_replaced_meanwhile(kind, tmp_path):
     """What took its place is not reported, the rest is, and nothing stays protected."""

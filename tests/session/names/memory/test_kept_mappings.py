@@ -61,6 +61,7 @@ def test_a_view_that_arrives_again_is_not_fetched(ranks):
     assert values == [(0, 0), (1, 19), (1, 19)]
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_a_view_that_is_broadcast_again(ranks):
     """The same for collectives."""
@@ -115,6 +116,7 @@ def test_memory_goes_back_although_ranks_kept_it(ranks):
     wait_until(lambda: all(mapped(pid) < size + 8_000_000 for pid, size in zip(others, before, strict=True)))
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_the_notebooks_arrays_too():
     """What the notebook named in a cell stays mapped on ranks no longer than in the notebook's pool."""

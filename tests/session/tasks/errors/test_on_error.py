@@ -45,6 +45,7 @@ rank if rank else answer
 """
 
 
+@pytest.mark.by_turns
 def test_others_go_on_talking(three: Session) -> None:
     """A wait for a rank that has not failed is no failure; in a cell that stops it is."""
     error = _failing(three, TALK)
@@ -54,6 +55,7 @@ def test_others_go_on_talking(three: Session) -> None:
     assert isinstance(stopped.errors[0], PeerFailedError)
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.fault("F2")
 @pytest.mark.parametrize("end", ["raise ValueError('mine')", "os.kill(os.getpid(), 9)"])

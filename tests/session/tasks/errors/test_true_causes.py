@@ -73,6 +73,7 @@ def test_broken_builtins_are_named_and_put_back(session: Session, how: str) -> N
     assert list(session.run("len([1]) + isinstance(1, int)").values) == [2, 2]
 
 
+@pytest.mark.by_turns
 def test_a_rank_without_most_builtins_lives(two_ranks: Session) -> None:
     """Every second name of the module is gone: the rank reports it, and runs the next cell."""
     cell = "import builtins\nif rank:\n    for name in sorted(vars(builtins))[::2]:\n"
@@ -94,6 +95,7 @@ def test_a_function_that_was_replaced_on_purpose_stays() -> None:
         assert list(session.run("builtins.len is not own, builtins.print is str").values) == [(True, True)]
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("limit", [40, 60, 120])
 def test_a_low_recursion_limit_is_named(session: Session, limit: int) -> None:
     """A cell that sets it fails, if it does, with the limit in the message; the next cell works."""
@@ -241,6 +243,7 @@ def test_functions_of_modules_have_their_file_and_line(tmp_path: Path, session: 
         sys.modules.pop("nbp_steps", None)
 
 
+@pytest.mark.by_turns
 def test_each_line_of_a_module_is_named_with_its_file(
     tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +294,7 @@ def capture(session: Session, function: Any) -> str:
     return said.getvalue()
 
 
+@pytest.mark.by_turns
 def test_an_error_says_that_the_rank_was_started_again() -> None:
     """Where nothing shows the cell's notes, as in a script: its variables are gone, and that is why."""
     with Session(2) as session:

@@ -76,6 +76,7 @@ def test_it_outlasts_epochs_in_which_no_rank_asks(session: Session) -> None:
     assert sorted(abandoned for abandoned, _ in values) == [(), (), (1,)]
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F39")
 @pytest.mark.time_limit(60)
 def test_a_cell_that_goes_on_hands_the_lock_over(session: Session) -> None:
@@ -101,6 +102,7 @@ def test_a_lock_ends_with_its_cell(session: Session) -> None:
     assert session.run("with lock: pass\nlock.name").values == ["x"] * 3, "kept beyond its epoch"
 
 
+@pytest.mark.by_turns
 def test_in_a_cell_on_some_ranks() -> None:
     """No other rank is needed, and the notebook's array counts right."""
     names = {"counter": np.zeros(1, int)}

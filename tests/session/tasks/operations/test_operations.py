@@ -76,6 +76,7 @@ right
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_a_slow_reader_keeps_what_it_reads(three_ranks: Session) -> None:
     """Copies that a sender made for its readers stay until the last of them has read, whatever comes next."""
@@ -104,6 +105,7 @@ def test_a_group_goes_on_without_who_failed(three_ranks: Session) -> None:
     assert [error.value.result.values[rank] for rank in (0, 1)] == [5.0, 5.0]
 
 
+@pytest.mark.by_turns
 def test_an_error_that_a_cell_catches_leaves_the_next_cell_alone(two_ranks: Session) -> None:
     """The message says "until the next cell", so the next cell has fresh rings."""
     catching = """
