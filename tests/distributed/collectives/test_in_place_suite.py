@@ -34,7 +34,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(
         Layout, "of", staticmethod(lambda size: dataclasses.replace(of(size), slot_payload=SLOT))
     )
-    monkeypatch.setattr(slot_area, "_payload", lambda _: SLOT)
+    monkeypatch.setattr(slot_area, "group_payload", lambda _: SLOT)
     for constant in [name for name in vars(in_place) if name.startswith("LEAST_")]:
         monkeypatch.setattr(in_place, constant, 0)
     for module, constant, nbytes in (
