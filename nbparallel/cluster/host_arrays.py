@@ -104,7 +104,8 @@ class HostArrays(SharedArrays):
                 pool.ask("fill", dict.fromkeys(lacking[number], data), ANSWER_SECONDS)
 
         seconds = ANSWER_SECONDS * (1 + pieces.qsize())
-        perform_calls([send_pieces] * min(WINDOW, pieces.qsize()), interrupts, abandoned, seconds)
+        senders = {f"sender {n} of an array": send_pieces for n in range(min(WINDOW, pieces.qsize()))}
+        perform_calls(senders, interrupts, abandoned, seconds)
         nbytes = {names[number]: array.nbytes for number in lacking if (array := arrays[number]) is not None}
         if not lacking or (self._said and sum(nbytes.values()) < NOTED_NBYTES):
             return ""

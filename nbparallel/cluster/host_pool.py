@@ -6,6 +6,7 @@ supervisor.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import queue
 import threading
@@ -212,7 +213,7 @@ class HostPool:
                 made.release()
 
         self._joiners.update({host: EventJoiner() for host in places})
-        perform_calls([partial(anchor, host) for host in places], interrupts, abandoned)
+        perform_calls({f"host {host}": partial(anchor, host) for host in places}, interrupts, abandoned)
         mine = versions()
         for host, theirs in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
             odd = [
@@ -223,7 +224,8 @@ class HostPool:
             if odd:
                 raise StartError(f"host {host} has {', '.join(odd)}: use the same environment on all hosts")
         starts = {host: (place, self.start_method) for host, place in places.items()}
-        perform_calls([partial(self.ask, "start", starts, START_SECONDS)], interrupts, abandoned)
+        start = partial(self.ask, "start", starts, START_SECONDS)
+        perform_calls({f"hosts {', '.join(starts)}": start}, interrupts, abandoned)
 
     def _refuse_closed(self) -> None:
         if self.closed:
@@ -264,6 +266,10 @@ class HostPool:
                 return False  # such as of a worker whose end the scheduler has not noticed
             raise
         del self._lost[host]
+        if found != host:
+            others = set(self.hosts.hosts) - self._lost.keys() - {found}
+            with contextlib.suppress(StartError):  # of one that is lost as well: the task finds that
+                self.ask("rename", dict.fromkeys(others, (self.hosts.hosts,)), ANSWER_SECONDS)
         ranks = former.by_host[host]
         self._forget(ranks)
         self._notes.append(

@@ -33,7 +33,8 @@ class LinkTable:
         pairs = set(itertools.combinations(sorted(hosts), 2)) - self._pairs
         if pairs:
             link, abandoned = self._cluster.link, threading.Event()
-            perform_calls([partial(link, *pair, LINK_SECONDS) for pair in pairs], interrupts, abandoned)
+            calls = {f"hosts {one} and {two}": partial(link, one, two, LINK_SECONDS) for one, two in pairs}
+            perform_calls(calls, interrupts, abandoned)
             self._pairs |= pairs
 
     def lose(self, one: str, other: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from nbparallel.errors import StartError
 from nbparallel.session.interrupts import InterruptCounter
@@ -17,41 +17,42 @@ SLICE_SECONDS = 0.1
 
 
 def perform_calls(
-    calls: Iterable[Callable[[], object]],
+    calls: Mapping[str, Callable[[], object]],
     interrupts: InterruptCounter,
     abandoned: threading.Event,
-    seconds: float = MOST_SECONDS,
+    seconds: float | None = None,
 ) -> None:
     """Perform calls, each in a thread; return when all have, or raise what the first one raised.
 
     An interrupt raises soon.  Then `abandoned` is set: what a call makes afterwards it has to end itself.
+    `StartError` names those that have not returned in time: the names are what each waits for.
     """
-    done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
 
-    def perform(call: Callable[[], object]) -> None:
+    def perform(name: str, call: Callable[[], object]) -> None:
         try:
             call()
         except BaseException as error:  # noqa: BLE001  the caller raises it
-            done.put(error)
+            done.put((name, error))
         else:
-            done.put(None)
+            done.put((name, None))
 
-    left, deadline = 0, time.monotonic() + seconds
+    seconds = MOST_SECONDS if seconds is None else seconds
+    left, deadline = set(calls), time.monotonic() + seconds
     try:
-        for call in calls:
-            threading.Thread(target=perform, args=(call,), name="nbparallel-call", daemon=True).start()
-            left += 1
+        for job in calls.items():
+            threading.Thread(target=perform, args=job, name="nbparallel-call", daemon=True).start()
         while left:
             interrupts.check()
             try:
-                error = done.get(timeout=SLICE_SECONDS)
+                name, error = done.get(timeout=SLICE_SECONDS)
             except queue.Empty:
                 if time.monotonic() > deadline:
-                    raise StartError(f"a host has not answered for {seconds:.0f} s") from None
+                    raise StartError(f"no answer for {seconds:g} s: {', '.join(sorted(left))}") from None
                 continue
             if error is not None:
                 raise error
-            left -= 1
+            left.remove(name)
     except BaseException:
         abandoned.set()
         raise

@@ -119,6 +119,9 @@ class Node:
         """Start ranks again that have died; return which were since the last time."""
         return self._running.take_revived()
 
+    def _on_rename(self, hosts: tuple[str, ...]) -> None:
+        self._running.rename_hosts(hosts)
+
     def _on_restart(self, rank: int | None) -> None:
         self._running.restart(rank)
 

@@ -152,8 +152,13 @@ class NodeLinks:
         with contextlib.suppress(ChannelClosedError):
             while not self._closed:
                 with contextlib.suppress(TimeoutError):
-                    header, payload = link.receive(LOOK_SECONDS)
-                    task, kind, number = LINKED.unpack(header)
+                    frame = link.receive(LOOK_SECONDS)
+                    try:
+                        header, payload = frame
+                        task, kind, number = LINKED.unpack(header)
+                    except (ValueError, struct.error):
+                        link.close()  # what is damaged is the end of a connection, for both hosts
+                        continue
                     if (door := self._door_of(task)) is not None:
                         door.deliver(host, kind, number, payload)
         with self._changed:

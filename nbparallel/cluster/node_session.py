@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +19,7 @@ from nbparallel.cluster.host_messages import (
 )
 from nbparallel.cluster.node_arrays import NodeArrays
 from nbparallel.distributed.runtime.failures import first_failure
+from nbparallel.errors import RankDiedError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.rank_pool import RankPool
@@ -28,7 +31,7 @@ from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
-from nbparallel.wire.messages import Outcome, RankMemory
+from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankMemory
 
 _BY_VALUE: Any = ByValue()
 
@@ -62,6 +65,14 @@ class NodeSession(Session):
             self._ranks.end(rank)
             self._ensure(interrupts)
 
+    def rename_hosts(self, hosts: tuple[str, ...]) -> None:
+        """Have the messages of this host's ranks, from the next task on, name the hosts as they are now."""
+        with self._session_lock.hold():
+            self.place = self._ranks.hosts = replace(self.place, hosts=hosts)
+            if (pool := self._ranks.pool) is not None:
+                pool.hosts = self.place
+                pool.invalidate_epoch()  # ranks learn it as they join the next one
+
     def take_revived(self) -> list[int]:
         """Start again what has died; return which ranks were since the last time, without their variables."""
         self.start()
@@ -82,6 +93,8 @@ class NodeSession(Session):
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             begun()
             pool = self._ensure(interrupts)
+            if late := sorted(self._revived.intersection(task.tasks)):  # the kernel took them for alive
+                return _not_begun(task, late)
             notes = self._ranks.take_notes()
             broker = pool.supervisor.broker
             tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
@@ -125,6 +138,17 @@ class NodeSession(Session):
                 return None
             kind = SAME_ERRORS[type(error).__name__]
             return FailureNotice(kind, getattr(error, "rank", ranks[0]), str(error))
+
+
+def _not_begun(task: HostTask, dead: Sequence[int]) -> HostReport:
+    """Return the report on a task that counts on variables of ranks which had died by then."""
+    text = f"{rank_list(dead)} died before the cell began, and no rank of the host has begun it: run it again"
+    error = pickle.dumps(RankDiedError(text, rank=dead[0]))
+    now, outcomes = time.monotonic_ns(), list[Outcome]()
+    for rank in task.tasks:
+        failure = RankFailure(rank, now, RankDiedError.__name__, text, error, cause=Cause.DIED)
+        outcomes.append(failed_outcome(task.number, failure))
+    return HostReport(tuple(outcomes))
 
 
 def _report(run: TaskRun, pool: RankPool) -> HostReport:

@@ -55,11 +55,9 @@ class Engine:
         breakpoints.install()
         os.register_at_fork(before=output.flush)  # else a child would write the same text again
         environment.set_environment(configure)
-        self._hosts = hosts = configure.hosts
+        hosts = configure.hosts
         here = configure.world_size if hosts is None else len(hosts.ranks)
         self._threads = environment.ThreadLimits(configure.usable_cpus, here)
-        if hosts is not None:
-            host_of_rank.set(hosts.host_of)
         shell.attach(output, configure.colors)
         interrupts = Interrupts(configure.rank)
         interrupts.install()
@@ -142,6 +140,8 @@ class Engine:
         if state.control is not None:
             state.control.close()
         view = state.control = ControlView(frame.fds[0])
+        if join.hosts is not None:
+            host_of_rank.set(join.hosts.host_of)
         state.interrupts.use(view)
         state.communicator = Communicator(
             view,
@@ -150,11 +150,11 @@ class Engine:
             sharing.current_store(),
             epoch=join.epoch,
             usable_cpus=state.configure.usable_cpus,
-            hosts=self._hosts,
+            hosts=join.hosts,
         )
         state.communicator.record()
         distributed.set_current(state.communicator)
-        here = join.world_size if self._hosts is None else len(self._hosts.ranks)
+        here = join.world_size if join.hosts is None else len(join.hosts.ranks)
         self._port = environment.resize_environment(join.world_size, here, self._port, join.free_port)
         self._threads.resize(here)
         state.defaults.set(world_size=join.world_size)

@@ -85,6 +85,8 @@ class JoinWorld(Message):
     """Ranks in it."""
     free_port: int = 0
     """What MASTER_PORT says, to programs that listen there themselves."""
+    hosts: WorldPlace | None = None
+    """Of a session on several hosts: where its ranks are now; `Configure` may be older."""
 
 
 @dataclass(frozen=True, slots=True)

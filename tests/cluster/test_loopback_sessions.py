@@ -14,6 +14,7 @@ import nbparallel as nbp
 from nbparallel.cluster import node
 from nbparallel.errors import HostBoundaryError, ParallelError
 from nbparallel.testing.clusters import Loopback, session_messages
+from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 
@@ -155,6 +156,14 @@ def test_a_death_of_which_no_event_has_come_yet(hosts: nbp.Session, monkeypatch:
     with pytest.raises(ParallelError, match=r"RankDiedError: rank 2 \(host b\)"):
         hosts.run("import os, signal\nif rank == 2: os.kill(os.getpid(), signal.SIGKILL)")
     assert hosts.run("a", namespace=names).values == [5, 5, 5, 5]
+    pid = hosts.run("import os; os.getpid()").values[2]
+    os.kill(pid, 9)
+    wait_until(lambda: not read(pid))
+    with pytest.raises(ParallelError, match=r"rank 2 \(host b\) died before the cell began"):
+        hosts.run("a", namespace=names)  # it had not been sent to the new process
+    result = hosts.run("a", namespace=names)
+    assert result.values == [5, 5, 5, 5]
+    assert any("rank 2 (host b)" in note for note in result.notes)
 
 
 def test_a_rank_that_dies_between_cells(hosts: nbp.Session) -> None:

@@ -76,6 +76,9 @@ def test_an_unused_host_takes_the_ranks_over() -> None:
         assert any("host b was lost" in note and "again, on host c" in note for note in result.notes)
         with pytest.raises(ParallelError, match=r"rank 1 \(host c\)"):
             session.run("1 / (rank - 1)")
+        with pytest.raises(ParallelError, match=r"on host a needs rank 1 \(host c\)"):
+            session.run("if rank == 0: send(1, 1)")
+        assert session.run("kept", ranks=[0]).values[0] == 0
 
 
 def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +148,23 @@ def test_damaged_events_are_the_loss_of_their_host(cluster: Loopback) -> None:
         with pytest.raises(ParallelError, match=r"host b is lost.*its node sent what cannot be read"):
             pending.result(20)
         assert node.ended
+
+
+def test_a_start_that_takes_too_long(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names what it waits for; no host keeps ranks."""
+    from nbparallel.cluster import long_calls
+
+    ended = threading.Event()
+    monkeypatch.setattr(long_calls, "MOST_SECONDS", 0.3)
+    replace_call(monkeypatch, "start", lambda *_: pickle.dumps(ended.wait(20)))
+    session = nbp.Session(cluster=cluster)
+    try:
+        with pytest.raises(nbp.StartError, match=r"no answer for 0\.3 s: hosts a, b"):
+            session.start()
+    finally:
+        ended.set()
+    assert all(each.ended for each in cluster.nodes.values())
+    session.stop()
 
 
 def test_a_start_can_be_interrupted(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:

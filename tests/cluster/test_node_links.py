@@ -193,3 +193,21 @@ def test_damaged_frames_are_no_data(nodes: Sequence[NodeInTest]) -> None:
     nodes[1].ends["a"].send(LINKED.pack(1, DoorKind.DATA, 7), b"")
     with pytest.raises(Exception, match="frame of exchange 7 came in exchange 1"):
         leader.exchange({}, never)
+
+
+@pytest.mark.parametrize(
+    "frame", [[b"x"], [b"", b""], [LINKED.pack(1, 1, 1)], [LINKED.pack(1, 1, 1), b"", b""]]
+)
+def test_damaged_frames_end_the_link(nodes: Sequence[NodeInTest], frame: list[bytes]) -> None:
+    """Both hosts learn it, and no leader waits for what is behind them."""
+    leaders = [node.begin(1) for node in nodes[:2]]
+    nodes[1].ends["a"].send(*frame)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(leader.exchange, {1 - at: [b"x"]}, raising(leader))
+            for at, leader in enumerate(leaders)
+        ]
+        for future, name in zip(futures, "ba", strict=True):
+            with pytest.raises(LookupError, match=f"{name} CLOSED"):
+                future.result(20)
+    wait_until(lambda: (nodes[0].closed, nodes[1].closed) == (["b"], ["a"]))

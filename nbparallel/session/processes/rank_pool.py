@@ -347,7 +347,7 @@ class RankPool:
                     f"a rank that takes one of the {len(abandoned) - ABANDONED_ENTRIES} oldest is not warned"
                 )
             self.supervisor.epoch(fd, self.epoch)
-            join = JoinWorld(self.epoch, world_size, free_port())
+            join = JoinWorld(self.epoch, world_size, free_port(), self.hosts)
             for handle in self.handles:
                 handle.send(Kind.JOIN_EPOCH, join, (fd,))
         finally:
