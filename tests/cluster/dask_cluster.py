@@ -27,6 +27,8 @@ class DaskProcesses:
         A letter for each worker, which is its name.
     options : str
         More arguments of ``dask worker``.
+    tls : bool
+        Whether everything is encrypted, with a certificate that is made for it; nothing else is accepted.
     """
 
     def __init__(
@@ -34,44 +36,77 @@ class DaskProcesses:
         hosts: str = "ab",
         *options: str,
         nanny: bool = False,
-        scheduler: Mapping[str, str] | None = None,
+        tls: bool = False,
     ) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="nbp-dask-")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._options = [*options, "--nanny" if nanny else "--no-nanny"]
         self.scheduler_file = str(Path(self.folder.name) / "scheduler.json")
+        self.environment: dict[str, str] = {}
+        """Of every process that is to use the cluster."""
         try:
+            if tls:
+                self._make_certificate()
             self._start(
                 "scheduler", "scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address",
-                "127.0.0.1:0", "--scheduler-file", self.scheduler_file,
+                "127.0.0.1:0", "--scheduler-file", self.scheduler_file, "--protocol", "tls" if tls else "tcp",
             )  # fmt: skip
             wait_until(
                 lambda: Path(self.scheduler_file).exists() or self._ended(), self._log, seconds=WORKER_SECONDS
             )
             for host in hosts:
                 self.start_worker(host)
-            from distributed import Client
-
-            self.client: Any = Client(scheduler_file=self.scheduler_file, timeout=WORKER_SECONDS)
+            self.client = self.connect()
             self.await_workers(len(hosts))
         except BaseException:
             self.stop()
             raise
+
+    def _make_certificate(self) -> None:
+        """Make a certificate and its key, as `environment` of all processes."""
+        file = f"{self.folder.name}/both.pem"
+        words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        words += ["-subj", "/CN=nbparallel", "-keyout", file, "-out", f"{self.folder.name}/cert.pem"]
+        subprocess.run(words, check=True, capture_output=True)
+        with open(file, "a") as both:
+            both.write(Path(f"{self.folder.name}/cert.pem").read_text())
+        settings = {"REQUIRE_ENCRYPTION": "True", "TLS__CA_FILE": file}
+        for role in ("SCHEDULER", "WORKER", "CLIENT"):
+            settings |= {f"TLS__{role}__CERT": file, f"TLS__{role}__KEY": file}
+        self.environment = {f"DASK_DISTRIBUTED__COMM__{name}": value for name, value in settings.items()}
+
+    def connect(self) -> Any:
+        """Return a new client."""
+        from distributed import Client
+        from distributed.security import Security
+
+        file = self.environment.get("DASK_DISTRIBUTED__COMM__TLS__CA_FILE")
+        security = None if file is None else Security(
+            tls_ca_file=file, tls_client_cert=file, tls_client_key=file, require_encryption=True
+        )  # fmt: skip
+        return Client(scheduler_file=self.scheduler_file, timeout=WORKER_SECONDS, security=security)
 
     def await_workers(self, count: int) -> None:
         """Wait until the cluster has so many workers."""
         workers = lambda: self.client.scheduler_info(n_workers=-1)["workers"]  # noqa: E731
         wait_until(lambda: len(workers()) == count, self._log, seconds=WORKER_SECONDS)
 
-    def start_worker(self, host: str, environment: Mapping[str, str] | None = None) -> None:
-        """Start the worker of a host."""
+    def start_worker(
+        self, host: str, environment: Mapping[str, str] | None = None, *, name: str = "", threads: int = 2
+    ) -> None:
+        """Start a worker of a host; its name is the host's if it has none of its own."""
         address = f"127.0.0.{2 + 'abcdefgh'.index(host)}"
         self._start(
-            host, "worker", "--scheduler-file", self.scheduler_file, "--name", NAMES.get(host, host),
-            "--host", address, "--nthreads", "2", "--no-dashboard",
-            "--local-directory", self.folder.name, *self._options,
+            name or host, "worker", "--scheduler-file", self.scheduler_file,
+            "--name", name or NAMES.get(host, host), "--host", address, "--nthreads", str(threads),
+            "--no-dashboard", "--local-directory", self.folder.name, *self._options,
             environment=environment,
         )  # fmt: skip
+
+    def address_of(self, name: str) -> str:
+        """Return the address of a worker."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return next(address for address, worker in workers.items() if worker["name"] == name)
 
     def _start(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> None:
         with open(f"{self.folder.name}/{name}.log", "ab") as log:
@@ -80,7 +115,7 @@ class DaskProcesses:
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **self.environment, **(environment or {})},
                 cwd=self.folder.name,  # `python -m` looks there first
             )
 

@@ -1,7 +1,11 @@
-"""What every operation over hosts returns, compared with numpy; `hosts` is a session with four ranks."""
+"""What every operation over hosts returns, compared with numpy, and how ranks there are interrupted.
+
+`hosts` is a session with four ranks.
+"""
 
 from __future__ import annotations
 
+import time
 from random import Random
 from typing import Any
 
@@ -9,6 +13,8 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
+from nbparallel.testing.turns import Promised
+from tests.cluster.sink import Sink
 
 SIZES = [0, 1, 1000, 400_000]
 """Elements: none, one, some, and more than a leader combines alone."""
@@ -247,3 +253,57 @@ total - 50 * g.size()
         found = hosts.run(PROGRAM, namespace={"np": np, "size": size, "program": program}).values
         for rank, wanted in enumerate(model(size, program)):
             np.testing.assert_array_equal(found[rank], wanted, f"rank {rank}: {program}")
+
+
+INTERRUPTED = {
+    "sleep": "time.sleep(60)",
+    "computation": "while True: sum(range(1000))",
+    "exchange": "while True: all_reduce(x, 'max')",
+    "a wait for a host": "time.sleep(60) if rank == 3 else barrier()",
+    "inside a host": "while True: all_reduce(x, 'max', group=dist.host_group())",
+}
+
+
+class HostInterruptsTests:
+    """Derive a class of tests, with a fixture `hosts`."""
+
+    @pytest.mark.parametrize("kind", INTERRUPTED)
+    def test_every_rank_is_free_within_a_second(
+        self, hosts: nbp.Session, kind: str, promised: Promised
+    ) -> None:
+        """Wherever it is; it keeps its variables, and the next operation over hosts is right."""
+        hosts.run("kept, ended = rank, None")
+        # In a function: CPython 3.11 leaves out ``finally`` for an exception at the end of ``while True:``.
+        cell = f"import time\nx = np.ones(300_000)\ndef work():\n    {INTERRUPTED[kind]}\n"
+        cell += "try: work()\nfinally: ended = True"
+        pending = hosts.submit(cell, namespace={"np": np})
+        time.sleep(0.5)
+        with promised(1.0):
+            pending.cancel()
+            with pytest.raises(KeyboardInterrupt):
+                pending.result(30)
+        found = hosts.run("kept, ended, all_reduce(rank)").values
+        assert found == [(rank, True, 6) for rank in range(4)], found
+
+    def test_presses(self, hosts: nbp.Session) -> None:
+        """The second one names the ranks that have not stopped, the third one ends them, and no others."""
+        sink = Sink()
+        hosts.run("kept = rank")
+        cell = """
+import time
+while rank == 3:
+    try: time.sleep(60)
+    except KeyboardInterrupt: pass
+time.sleep(60)
+"""
+        pending = hosts.submit(cell, sink=sink)
+        time.sleep(0.5)
+        began = time.monotonic()
+        for _ in range(3):
+            pending.cancel()
+            time.sleep(0.5)
+        with pytest.raises(KeyboardInterrupt):
+            pending.result(30)
+        assert time.monotonic() - began < 4  # five seconds end it, too
+        assert any("rank 3 (host b) not stopped yet" in note for note in sink.notes), sink.notes
+        assert hosts.run("'kept' in globals()").values == [True, True, True, False]

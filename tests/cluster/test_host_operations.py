@@ -20,7 +20,7 @@ from nbparallel.errors import (
     PeerFailedError,
 )
 from nbparallel.testing.clusters.loopback import Loopback
-from tests.cluster.host_conformance import HostOperationsTests
+from tests.cluster.host_conformance import HostInterruptsTests, HostOperationsTests
 
 pytestmark = pytest.mark.time_limit(60)
 
@@ -45,6 +45,11 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[nbp.Session]:
 @pytest.mark.matrix
 class TestLoopback(HostOperationsTests):
     """On hosts that are objects of this process."""
+
+
+@pytest.mark.by_turns
+class TestLoopbackInterrupts(HostInterruptsTests):
+    """Likewise."""
 
 
 def _fail(session: nbp.Session, cell: str, seconds: float = 15, **options: Any) -> ParallelError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, PeerFailedError
 from tests.cluster.dask_cluster import DaskProcesses
-from tests.cluster.host_conformance import HostOperationsTests
+from tests.cluster.host_conformance import HostInterruptsTests, HostOperationsTests
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,16 +20,13 @@ pytestmark = [
 PATIENCE = 60.0
 
 
-@pytest.fixture(scope="module")
-def hosts(dask: DaskProcesses) -> Iterator[nbp.Session]:
-    """Return a session with two ranks on each of two hosts."""
-    with nbp.Session(cluster=dask.client) as session:
-        session.run("pass")
-        yield session
-
-
+@pytest.mark.parametrize("hosts", [2, 3], ids=["2+2", "3+1"], indirect=True)
 class TestDask(HostOperationsTests):
     """On workers."""
+
+
+class TestDaskInterrupts(HostInterruptsTests):
+    """Through the scheduler."""
 
 
 def test_large_arrays(hosts: nbp.Session) -> None:
@@ -65,10 +61,9 @@ except PeerFailedError as error:
     assert hosts.run("all_reduce(rank)").values == [6] * 4
 
 
-def test_a_killed_worker() -> None:
+def test_a_killed_worker(fresh: DaskProcesses) -> None:
     """Ranks that wait for its host are told; another worker of that name takes part in the next cell."""
-    pytest.importorskip("distributed", reason="distributed is not installed: `make dask` puts it there")
-    with DaskProcesses("ab") as fresh, nbp.Session(cluster=fresh.client) as session:
+    with nbp.Session(cluster=fresh.client) as session:
         session.run("barrier()")
         pending = session.submit("import time\nif rank > 1: time.sleep(60)\nbarrier()")
         time.sleep(0.5)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.errors import HostLostError, ParallelError, StartError
-from nbparallel.testing.clusters import ECHO, session_messages
+from nbparallel.errors import HostLostError, ParallelError
+from nbparallel.testing.clusters import session_messages
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
@@ -29,22 +28,6 @@ pytestmark = [
 PATIENCE = 60.0
 
 
-@pytest.fixture(scope="module")
-def session(dask: DaskProcesses) -> Iterator[nbp.Session]:
-    """Return a session with two ranks on each of two hosts."""
-    with nbp.Session(cluster=dask.client) as session:
-        session.run("pass")
-        yield session
-
-
-@pytest.fixture
-def fresh() -> Iterator[DaskProcesses]:
-    """Start a cluster that the test may break."""
-    pytest.importorskip("distributed", reason="distributed is not installed: `make dask` puts it there")
-    with DaskProcesses("ab") as processes:
-        yield processes
-
-
 def _pids(session: nbp.Session) -> list[int]:
     return list(session.run("import os; os.getpid()").values)
 
@@ -55,20 +38,20 @@ def _gone(pids: list[int]) -> None:
     )
 
 
-def test_cells_values_output_and_names(session: nbp.Session) -> None:
+def test_cells_values_output_and_names(hosts: nbp.Session) -> None:
     """Ranks are on the hosts that the cluster has, numbered by their workers' names."""
     big = np.arange(400_000.0)
-    result = session.run("print('hi', rank)\nfloat(big.sum()) + rank", namespace={"big": big})
+    result = hosts.run("print('hi', rank)\nfloat(big.sum()) + rank", namespace={"big": big})
     assert result.values == [big.sum() + rank for rank in range(4)]
     assert [each.stdout for each in result] == [f"hi {rank}\n" for rank in range(4)]
-    assert session.run("all_gather(rank, group=dist.host_group())").values == [[0, 1]] * 2 + [[2, 3]] * 2
-    assert session.run("all_gather(rank)").values == [[0, 1, 2, 3]] * 4
-    assert all(np.array_equal(x, big) for x in session.run("big", namespace={"big": big}).values)
-    lines = session.run("for i in range(5000): print(i)")
+    assert hosts.run("all_gather(rank, group=dist.host_group())").values == [[0, 1]] * 2 + [[2, 3]] * 2
+    assert hosts.run("all_gather(rank)").values == [[0, 1, 2, 3]] * 4
+    assert all(np.array_equal(x, big) for x in hosts.run("big", namespace={"big": big}).values)
+    lines = hosts.run("for i in range(5000): print(i)")
     assert all(each.stdout.split() == [str(i) for i in range(5000)] for each in lines)
 
 
-def test_a_worker_never_holds_an_array(dask: DaskProcesses, session: nbp.Session) -> None:
+def test_a_worker_never_holds_an_array(dask: DaskProcesses, hosts: nbp.Session) -> None:
     """It passes in pieces, into memory of the node; what is written into it comes when it is pushed."""
 
     def most() -> int:
@@ -79,40 +62,40 @@ def test_a_worker_never_holds_an_array(dask: DaskProcesses, session: nbp.Session
     names: dict[str, Any] = {}
     for number in range(2):
         x = names["x"] = np.full(8 << 20, float(number))
-        assert session.run("float(x[-1]), x.flags.writeable", namespace=names).values == [(number, False)] * 4
+        assert hosts.run("float(x[-1]), x.flags.writeable", namespace=names).values == [(number, False)] * 4
         assert most() - before < x.nbytes * 3 // 4
     names["x"][-1] = 7.0
-    assert session.run("float(x[-1])", namespace=names).values == [1.0] * 4
-    session.push_names("x", names)
-    assert session.run("float(x[-1])", namespace=names).values == [7.0] * 4
+    assert hosts.run("float(x[-1])", namespace=names).values == [1.0] * 4
+    hosts.push_names("x", names)
+    assert hosts.run("float(x[-1])", namespace=names).values == [7.0] * 4
 
 
-def test_errors_and_interrupts(session: nbp.Session) -> None:
+def test_errors_and_interrupts(hosts: nbp.Session) -> None:
     """Both arrive where they are looked for."""
     with pytest.raises(ParallelError, match=r"ZeroDivisionError on rank 2 \(host b\), line 1"):
-        session.run("1 / (rank - 2)")
+        hosts.run("1 / (rank - 2)")
     with pytest.raises(ParallelError, match="HostBoundaryError"):
-        session.run("send(1, (rank + 2) % 4)")
-    pending = session.submit("import time; time.sleep(60)")
+        hosts.run("send(1, (rank + 2) % 4)")
+    pending = hosts.submit("import time; time.sleep(60)")
     time.sleep(0.5)
     pending.cancel()
     with pytest.raises(KeyboardInterrupt):
         pending.result(PATIENCE)
     with pytest.raises(ParallelError, match=r"RankDiedError: rank 1 \(host a\)"):
-        session.run("import os\nif rank == 1: os.kill(os.getpid(), 9)")
-    assert session.run("rank").values == [0, 1, 2, 3]
+        hosts.run("import os\nif rank == 1: os.kill(os.getpid(), 9)")
+    assert hosts.run("rank").values == [0, 1, 2, 3]
 
 
-def test_tasks_of_dask_and_another_session_run_beside(dask: DaskProcesses, session: nbp.Session) -> None:
+def test_tasks_of_dask_and_another_session_run_beside(dask: DaskProcesses, hosts: nbp.Session) -> None:
     """Two sessions do not meet, and the anchors take no thread of the workers."""
-    session.run("mine = 'first'")
+    hosts.run("mine = 'first'")
     with nbp.Session(cluster=dask.client, ranks_per_host=1) as other:
         other.run("mine = 'second'")
         futures = dask.client.map(lambda x: x + 1, range(8), pure=False)
         assert dask.client.gather(futures) == list(range(1, 9))
         assert other.pull("mine") == ["second"] * 2
         del futures
-    assert session.pull("mine") == ["first"] * 4
+    assert hosts.pull("mine") == ["first"] * 4
 
 
 def test_stopping_leaves_nothing(dask: DaskProcesses) -> None:
@@ -220,79 +203,11 @@ def test_a_killed_kernel_leaves_nothing(dask: DaskProcesses, tmp_path: Path) -> 
     script = tmp_path / "kernel.py"
     script.write_text(_KERNEL)
     words = [sys.executable, str(script), dask.scheduler_file]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as kernel:
+    environment = {**os.environ, **dask.environment}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as kernel:
         assert kernel.stdout is not None
         pids = [int(word) for word in kernel.stdout.readline().split()]
         kernel.kill()
     assert len(pids) == 4
     _gone(pids)
     assert dask.client.submit(lambda: 5, pure=False).result(PATIENCE) == 5
-
-
-def test_what_cannot_be_used_is_refused(fresh: DaskProcesses, tmp_path: Path) -> None:
-    """A closed or asynchronous client; a host without nbparallel, which is named; a worker that is paused."""
-    from distributed import Client
-
-    closed = Client(scheduler_file=fresh.scheduler_file)
-    closed.close()
-    with pytest.raises(ValueError, match="the client is closed"):
-        nbp.Session(cluster=closed)
-    (tmp_path / "nbparallel").mkdir()
-    (tmp_path / "nbparallel" / "__init__.py").write_text("raise ImportError('not here')")
-    fresh.start_worker("c", {"PYTHONPATH": str(tmp_path)})
-    fresh.await_workers(3)
-    with pytest.raises(StartError, match=r"host slurm-0/1: nbparallel cannot be used there .*PipInstall"):
-        nbp.Session(cluster=fresh.client).start()
-    with pytest.raises(ValueError, match="9 ranks do not fit these hosts, which take 4: 2 on a, 2 on b"):
-        nbp.Session(9, cluster=fresh.client, max_hosts=2)
-
-
-def test_a_paused_worker_and_an_empty_cluster_are_refused(
-    dask: DaskProcesses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the host's name; after a time in which a first worker can come."""
-    from nbparallel.cluster.dask import dask_cluster
-
-    adapter = dask_cluster.DaskCluster(dask.client)
-    found = dask.client.scheduler_info(n_workers=-1)
-    for worker in found["workers"].values():
-        worker["status"] = "paused" if worker["name"] == "b" else worker["status"]
-    monkeypatch.setattr(dask.client, "scheduler_info", lambda **_: found)
-    with pytest.raises(StartError, match="host b takes no tasks: its workers are paused"):
-        adapter.anchor("b", ECHO)
-    adapter.close()
-    monkeypatch.setattr(dask_cluster, "WORKERS_SECONDS", 0.5)
-    with DaskProcesses("") as empty, pytest.raises(StartError, match="had no worker in"):
-        nbp.Session(cluster=empty.client)
-
-
-async def _asynchronous(address: str) -> Any:
-    from distributed import Client
-
-    async with Client(address, asynchronous=True) as client:
-        with pytest.raises(TypeError, match="asynchronous=True"):
-            nbp.Session(cluster=client)
-
-
-def test_an_asynchronous_client_is_refused(dask: DaskProcesses) -> None:
-    """Its loop is the caller's own thread."""
-    import asyncio
-
-    asyncio.run(_asynchronous(dask.client.scheduler.address))
-
-
-def test_a_forked_child_is_refused(dask: DaskProcesses) -> None:
-    """The client's thread is not there, and nothing waits for it."""
-    end, start = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            nbp.Session(cluster=dask.client)
-        except BaseException as error:  # noqa: BLE001  the parent looks at it
-            os.write(start, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.close(start)
-    with open(end) as said:
-        assert "forked" in said.read()
-    os.waitpid(child, 0)

@@ -1,0 +1,131 @@
+"""Faults of a real cluster, and moments in which they happen; the host that is hit is b."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nbparallel as nbp
+from nbparallel.cluster.contract import NodeReply
+from nbparallel.testing.processes import family
+from nbparallel.testing.waiting import wait_until
+from tests.cluster.dask_cluster import DaskProcesses
+
+FAULTS = [
+    "kill rank", "kill node", "kill worker", "kill scheduler", "freeze worker", "freeze node", "close link",
+]  # fmt: skip
+MOMENTS = ["start", "idle", "cell", "exchange", "array"]
+PATIENCE = 90.0
+CELL = "import time; time.sleep(1.5)"
+EXCHANGE = "x = np.full(300_000, 1.0 * rank)\nwhile True: all_reduce(x, 'max')"
+
+
+def below(pid: int, generations: int) -> list[int]:
+    """Return the processes so many generations below one: nodes, their supervisors, ranks below a worker."""
+    found = [pid]
+    for _ in range(generations):
+        found = [record.pid for parent in found for record in family(parent) if record.parent == parent]
+    return found
+
+
+def all_below(pid: int) -> list[int]:
+    """Return every process below one."""
+    return [record.pid for record in family(pid)]
+
+
+def close_connections(address: str) -> None:
+    """Break the connections of the worker that runs it with another one, as a network does."""
+    from distributed.comm.tcp import TCP
+
+    for thing in gc.get_objects():
+        if issubclass(type(thing), TCP) and not thing.closed() and thing.peer_address == address:
+            thing.abort()
+
+
+def strike(cluster: DaskProcesses, fault: str) -> None:
+    """Have a fault happen, now."""
+    what, _, whom = fault.partition(" ")
+    worker = cluster.processes["b"].pid
+    if whom == "link":
+        near, far = cluster.address_of("a"), cluster.address_of("b")
+        cluster.client.run(close_connections, far, workers=[near])
+    elif whom == "scheduler":
+        cluster.kill(whom)
+    else:
+        pids = {
+            "rank": lambda: below(worker, 3)[-1:],
+            "node": lambda: below(worker, 1),
+            "worker": lambda: [worker],
+        }
+        (pid,) = wait_until(pids[whom])
+        os.kill(pid, signal.SIGSTOP if what == "freeze" else signal.SIGKILL)
+
+
+@contextmanager
+def striking_at(moment: str, cluster: DaskProcesses, fault: str) -> Iterator[None]:
+    """Have a fault happen while a session starts, or while an array is on its way; once."""
+    from nbparallel.cluster.dask.dask_cluster import DaskCluster
+
+    call, link, once = DaskCluster.call, DaskCluster.link, threading.Lock()
+
+    def calling(
+        self: DaskCluster, op: str, data: Mapping[str, bytes], timeout: float
+    ) -> dict[str, NodeReply]:
+        hit = op == {"start": "start", "array": "fill"}.get(moment) and fault != "close link"
+        if hit and once.acquire(blocking=False):
+            beside = threading.Thread(target=strike, args=(cluster, fault))
+            beside.start()  # a rank is there some time after its host was asked to start it
+            if moment == "array" or fault != "kill rank":
+                beside.join()
+        return call(self, op, data, timeout)
+
+    def linking(self: DaskCluster, *ends: Any) -> None:
+        link(self, *ends)
+        if moment == "start" and fault == "close link" and once.acquire(blocking=False):
+            strike(cluster, fault)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DaskCluster, "call", calling)
+        patch.setattr(DaskCluster, "link", linking)
+        yield
+
+
+def perform(
+    moment: str, cluster: DaskProcesses, session: nbp.Session, fault: str
+) -> tuple[BaseException | None, float]:
+    """Do what belongs to a moment, in which a fault happens; return what it raised, and the seconds after."""
+    if moment in ("start", "array"):
+        began = time.monotonic()
+        with striking_at(moment, cluster, fault):
+            if moment == "start":
+                return error_of(session.start), time.monotonic() - began
+            names: dict[str, Any] = {"big": np.ones(4_000_000)}
+            run = lambda: session.run("float(big.sum())", namespace=names)  # noqa: E731
+            return error_of(run), time.monotonic() - began
+    if moment == "idle":
+        strike(cluster, fault)
+        began = time.monotonic()
+        return error_of(lambda: session.run("rank")), time.monotonic() - began
+    pending = session.submit(CELL if moment == "cell" else EXCHANGE, namespace={"np": np})
+    time.sleep(0.5)
+    strike(cluster, fault)
+    began = time.monotonic()
+    return error_of(lambda: pending.result(PATIENCE)), time.monotonic() - began
+
+
+def error_of(call: Callable[[], object]) -> BaseException | None:
+    """Return what a call raises."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  the test looks at it
+        return error
+    return None

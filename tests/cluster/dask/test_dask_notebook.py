@@ -1,0 +1,91 @@
+"""A notebook on a cluster, in a real kernel: to a worker's death and its replacement; and a lecture."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from nbparallel.testing.kernel import Kernel
+from nbparallel.testing.waiting import wait_until
+from tests.cluster.dask_cluster import DaskProcesses
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.time_limit(240),
+    pytest.mark.may_leave("descriptor", reason="the client keeps connections with the scheduler"),
+]
+NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
+
+
+def _connect(cluster: DaskProcesses) -> str:
+    return f"""
+%load_ext nbparallel
+%config NbParallel.welcome = False
+import numpy as np
+from distributed import Client
+client = Client(scheduler_file={cluster.scheduler_file!r})
+%parallel_cluster client
+"""
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def _said(kernel: Kernel, code: str, seconds: float = 60) -> str:
+    """Run a cell; return all that it showed."""
+    outcome = kernel.run(code, seconds)
+    shown = [str(display.get("text/plain", "")) for display in outcome.displays]
+    return _plain("\n".join([outcome.stdout, outcome.stderr, outcome.result, outcome.traceback, *shown]))
+
+
+def test_a_worker_dies_and_is_replaced(fresh: DaskProcesses, kernel: Kernel) -> None:
+    """The cell's error and every line that follows name the host; the notebook goes on."""
+    assert "4 ranks on 2 hosts" in _said(kernel, _connect(fresh))
+    assert "sent to 2 hosts" in _said(kernel, "x = np.arange(1000.0)\n%parallel -o total float(x.sum())")
+    assert "499500.0" in _said(kernel, "print(list(total))")
+    assert "ranks 2-3" in _said(kernel, "%parallel_cluster")
+    kernel.run("%%parallel\nkept = rank")
+    running = kernel.begin("%%parallel\nimport time\nprint('here')\ntime.sleep(60 if rank > 1 else 1)")
+    running.wait_for("here", 30)
+    fresh.kill("b")
+    outcome = running.wait(30)
+    assert outcome.status == "error"
+    assert "HostLostError on ranks 2-3 (host b): host b is lost" in _plain(outcome.traceback)
+    said = _said(kernel, "%%parallel\nrank")
+    assert "HostLostError" in said
+    assert "host b is lost" in said
+    assert "ranks=[0, 1]" in said or "-r 0-1" in said
+    assert "0" in _said(kernel, "%parallel -r @a kept")
+    fresh.start_worker("b")
+    wait_until(lambda: len(fresh.client.scheduler_info(n_workers=-1)["workers"]) == 2, seconds=60)
+    said = _said(kernel, "%%parallel\nprint('kept' in globals(), all_reduce(rank))")
+    assert "host b was lost" in said
+    assert "variables of ranks 2-3" in said
+    assert said.count("True 6") == 2
+    assert said.count("False 6") == 2
+    assert "ended" in _said(kernel, "%parallel_stop")
+
+
+def test_the_collectives_of_a_lecture(fresh: DaskProcesses, kernel: Kernel) -> None:
+    """Unchanged, with ranks on two hosts: every cell but those with messages and shared arrays."""
+    assert "4 ranks on 2 hosts" in _said(kernel, _connect(fresh))
+    cells = json.loads((NOTEBOOKS / "04-collectives.ipynb").read_text())["cells"]
+    codes = [(cell["metadata"], "".join(cell["source"])) for cell in cells if cell["cell_type"] == "code"]
+    ran = 0
+    for metadata, code in codes:
+        if re.search(r"send|recv|ordered|times|exscan|lengths|spread", code):
+            continue
+        outcome = kernel.run(code, 60)
+        ran += "%%parallel" in code
+        assert (outcome.status == "error") is ("raises-exception" in metadata.get("tags", [])), (
+            code,
+            outcome.traceback,
+        )
+        if outcome.status == "error":
+            assert "CollectiveMismatchError" in outcome.traceback
+            assert "(host b)" in outcome.traceback
+    assert ran >= 8
