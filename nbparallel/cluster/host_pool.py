@@ -185,7 +185,22 @@ class HostPool:
                 self._release()
                 raise
             self.pool = self
-        while not self.messages.empty():  # what has happened since the last task
+        self._hear()
+        if self._lost:
+            self._replace(interrupts)
+        try:
+            self._connect(interrupts)
+        except StartError:  # perhaps of a host whose end is known only now
+            if not self._hear():
+                raise
+            self._replace(interrupts)
+            self._connect(interrupts)
+        return self
+
+    def _hear(self) -> bool:
+        """Take what has happened since the last task; return whether a host was lost."""
+        lost = False
+        while not self.messages.empty():
             host, message = self.messages.get() or ("", ("",))
             if message[0] == "died":
                 self.changed.add(host)
@@ -193,14 +208,16 @@ class HostPool:
                 self.links.lose(host, message[1])
             elif message[0] == "lost":
                 self.host_lost(host, message[1])
-        if self._lost:
-            self._replace(interrupts)
-        changed = self.changed.intersection(self.hosts.hosts) - self._lost.keys()
-        self.changed.clear()
-        for revived in self.ask("ready", dict.fromkeys(changed, ()), START_SECONDS).values():
+                lost = True
+        return lost
+
+    def _connect(self, interrupts: InterruptCounter) -> None:
+        """Have all ranks of the hosts that are there live, and every two of these hosts connected."""
+        here = set(self.hosts.hosts) - self._lost.keys()
+        for revived in self.ask("ready", dict.fromkeys(self.changed & here, ()), START_SECONDS).values():
             self._forget(revived)
-        self.links.connect(set(self.hosts.hosts) - self._lost.keys(), interrupts)
-        return self
+        self.changed.clear()
+        self.links.connect(here, interrupts)
 
     def _start(self, indices: Iterable[int], interrupts: InterruptCounter) -> None:
         """Start the ranks of some of the hosts."""

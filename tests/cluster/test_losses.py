@@ -81,6 +81,25 @@ def test_an_unused_host_takes_the_ranks_over() -> None:
         assert session.run("kept", ranks=[0]).values[0] == 0
 
 
+def test_a_loss_that_is_known_only_when_hosts_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken link may be seen first: the host is replaced, as if its loss had been seen before."""
+    cluster, link = Loopback(["a", "b", "c"], cpus=1), Loopback.link
+
+    def lose_first(self: Loopback, *ends: Any) -> None:
+        monkeypatch.undo()
+        self.lose("b")
+        link(self, *ends)
+
+    with nbp.Session(cluster=cluster, max_hosts=2) as session:
+        session.run("barrier()")
+        cluster.nodes["a"].links["b"].close()
+        wait_until(lambda: session_messages(session).qsize() == 2)
+        monkeypatch.setattr(Loopback, "link", lose_first)
+        result = session.run("all_gather(rank)")
+        assert result.values == [[0, 1]] * 2
+        assert any("again, on host c" in note for note in result.notes)
+
+
 def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """A note first, then it is lost; a host that computes for long answers."""
     from nbparallel.cluster import host_dispatch

@@ -174,8 +174,8 @@ class DaskCluster:
         if anchor.released or self._handler is None:
             return
         reason = reply.get("error") or reply.get("ended") or "its node ended"
-        anchor.release()
         self._handler.lost(anchor.host, reason)
+        anchor.release()  # whoever sees that it is released finds the loss
 
     def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
         # docstring inherited
@@ -222,8 +222,10 @@ class DaskCluster:
             "timeout": timeout,
         }  # fmt: skip
         asked = self._on_loop(self._broadcast(message, near))
-        done, _ = concurrent.futures.wait([asked], timeout + 5)
-        if reason := asked.result()[0].get("error") if done else f"no connection in {timeout:g} s":
+        deadline = time.monotonic() + timeout + 5
+        while not asked.done() and not (near.released or far.released) and time.monotonic() < deadline:
+            concurrent.futures.wait([asked], 0.1)  # the end of a worker is known before it cannot be reached
+        if reason := asked.result()[0].get("error") if asked.done() else f"no connection in {timeout:g} s":
             raise StartError(f"the workers of hosts {one} and {other} cannot reach each other: {reason}")
 
     def close(self) -> None:

@@ -207,16 +207,16 @@ with Client(scheduler_file={fresh.scheduler_file!r}) as client:
 def nannies() -> Any:
     """Start a cluster whose workers have a nanny and little memory."""
     pytest.importorskip("distributed", reason="distributed is not installed: `make dask` puts it there")
-    with DaskProcesses("ab", "--memory-limit", "500MB", nanny=True) as cluster:
+    with DaskProcesses("ab", "--memory-limit", "300MB", nanny=True) as cluster:
         yield cluster
 
 
 def test_shared_arrays_are_not_the_memory_of_a_worker(nannies: DaskProcesses) -> None:
     """More of them than its nanny allows it; one that takes too much itself is killed, and comes back."""
     with nbp.Session(cluster=nannies.client) as session:
-        names: dict[str, Any] = {f"x{i}": np.full(10_000_000, float(i)) for i in range(8)}
-        cell = "kept = rank; " + " + ".join(f"x{i}[-1]" for i in range(8))
-        assert session.run(cell, namespace=names).values == [28.0] * 4
+        names: dict[str, Any] = {f"x{i}": np.full(8_000_000, float(i)) for i in range(3)}
+        cell = "kept = rank; " + " + ".join(f"x{i}[-1]" for i in range(3))
+        assert session.run(cell, namespace=names).values == [3.0] * 4
         assert session.run("kept").values == [0, 1, 2, 3]
         eater = nannies.client.submit(_eat, workers=["b"], retries=0, pure=False)
         wait_until(lambda: not session_messages(session).empty(), seconds=PATIENCE)
