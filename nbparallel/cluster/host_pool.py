@@ -305,12 +305,10 @@ class HostPool:
 
     def refuse_gone(self, host: str) -> None:
         """Raise if the node of a host is not there any more."""
-        try:
-            self.ask("hello", {host: ()}, ANSWER_SECONDS)
-        except StartError as error:
-            reason = str(error).removeprefix(f"host {host}: ")
-            self.host_lost(host, reason, silent=True)
-            raise host_loss(host, self.hosts.by_host[host], reason) from error
+        reply = self.cluster.call("hello", {host: pickle.dumps(())}, ANSWER_SECONDS)[host]
+        if reason := reply.error or (f"no answer within {ANSWER_SECONDS:g} s" if reply.silent else ""):
+            self.host_lost(host, reason, silent=reply.silent)  # one that answers can be used again
+            raise host_loss(host, self.hosts.by_host[host], reason)
 
     def next_message(self, timeout: float) -> tuple[str, tuple[Any, ...]] | None:
         """Return what a node has sent, and which; None after `timeout` seconds or a `wake`."""

@@ -104,9 +104,9 @@ class DaskProcesses:
         )  # fmt: skip
 
     def address_of(self, name: str) -> str:
-        """Return the address of a worker."""
+        """Return the address of a worker; nothing if it is not there."""
         workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        return next(address for address, worker in workers.items() if worker["name"] == name)
+        return next((address for address, worker in workers.items() if worker["name"] == name), "")
 
     def _start(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> None:
         with open(f"{self.folder.name}/{name}.log", "ab") as log:

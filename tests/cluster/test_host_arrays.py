@@ -214,14 +214,18 @@ def test_a_host_without_memory_for_it(hosts: nbp.Session, monkeypatch: pytest.Mo
     assert hosts.run("'ran' in globals()").values == [False] * 4
 
 
-def test_a_host_that_is_lost_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named with its ranks; the others go on."""
+@pytest.mark.parametrize("whole", [True, False], ids=["host", "node"])
+def test_a_host_that_is_lost_while_it_is_sent(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named with its ranks; the others go on.  If only its node ended, it is used again."""
     cluster = CountingLoopback(["a", "b"], 1)
     fill = NodeArrays.fill
 
     def lose(self: NodeArrays, *piece: Any) -> None:
         monkeypatch.setattr(NodeArrays, "fill", fill)
-        cluster.lose("b")
+        if whole:
+            cluster.lose("b")
+        else:
+            cluster.nodes["b"].release()
         fill(self, *piece)
 
     with nbp.Session(cluster=cluster) as session:
@@ -230,6 +234,8 @@ def test_a_host_that_is_lost_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(HostLostError, match=r"host b is lost, and rank 1 .* with it: the host is lost"):
             session.run("x", namespace={"x": np.zeros(10 * host_arrays.PIECE_NBYTES, "u1")})
         assert session.run("kept", ranks=[0]).values[0] == 0
+        if not whole:
+            assert session.run("'kept' in globals(), all_reduce(rank)").values == [(True, 1), (False, 1)]
 
 
 def test_what_is_to_be_written_is_refused_before_anything_is_sent(

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.may_leave("descriptor", "thread", reason="the client keeps connections with the scheduler"),
 ]
 NAMED = {
-    "kill rank": r"rank [23] ",
+    "kill rank": r"rank [23] |host b",
     "kill node": "host b",
     "kill worker": "host b",
     "kill scheduler": "scheduler",
@@ -46,12 +46,14 @@ UNHURT = {
     *(("close link", moment) for moment in ("start", "idle", "cell", "array")),
 }  # fmt: skip
 """Where the cell may run as if nothing had happened: its ranks are started, or its hosts connected, again."""
-FROZEN_SECONDS = 3
+FROZEN_SECONDS = 5
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a silent host up after three seconds in place of fifteen and more."""
+def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a frozen host up after few seconds in place of fifteen and more."""
+    if not request.node.callspec.params["fault"].startswith("freeze"):
+        return
     from nbparallel.cluster import host_arrays, host_dispatch, host_pool, long_calls
 
     monkeypatch.setattr(host_dispatch, "MOST_LOOKS", FROZEN_SECONDS)
