@@ -109,8 +109,13 @@ $(VENV)/torch: requirements/torch.txt $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/torch.txt
 	@touch $@
 
-$(VENV)/dask: requirements/dask.txt $(VENV)/ready
+$(VENV)/dask: requirements/dask.txt $(VENV)/distributed-2024.1/ready $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/dask.txt
+	@touch $@
+
+$(VENV)/distributed-2024.1/ready: requirements/dask-oldest.txt $(VENV)/ready
+	@rm -rf $(@D)
+	@$(PIP) install --target $(@D) --no-deps -r requirements/dask-oldest.txt
 	@touch $@
 
 $(VENV)/site: requirements/docs.txt $(VENV)/ready

@@ -11,7 +11,10 @@ pytest_plugins = ["nbparallel.testing.plugin", "pytester"]
 
 ROOT = Path(__file__).resolve().parent.parent
 # processes that tests start elsewhere (kernels, scripts) import this checkout, installed or not
-os.environ["PYTHONPATH"] = os.pathsep.join(str(ROOT / part) for part in (".", "magics", "widgets"))
+first = [os.environ["NBP_PATH"]] if "NBP_PATH" in os.environ else []  # such as of an older library
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [*first, *(str(ROOT / part) for part in (".", "magics", "widgets"))]
+)
 # hundreds of them: without bytecode each would compile this checkout again, 0.1 s
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -89,6 +89,8 @@ def test_a_fault(
         if fault in ("kill worker", "freeze worker", "freeze node"):
             if fault == "freeze worker":
                 fresh.signal("b", signal.SIGCONT)
+            # Its worker ends a frozen node, and a worker that goes on its own; one that is killed ends none.
+            wait_until(lambda: not all_below(b.pid), lambda: all_below(b.pid), seconds=PATIENCE)
             b.kill()
             b.wait(10)
             fresh.start_worker("b")
