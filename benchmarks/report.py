@@ -113,11 +113,14 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def markdown(sections: Sequence[Section], command: str) -> str:
-    """Return the page of all figures."""
+def markdown(
+    sections: Sequence[Section], command: str, *, title: str = "Measured figures", about: str = ""
+) -> str:
+    """Return the page of all figures; `about` is a paragraph before them."""
     parts = [
-        "# Measured figures",
+        f"# {title}",
         f"Written by `{command}` on {time.strftime('%Y-%m-%d')}.\nMachine: {machine()}.",
+        *([about] if about else []),
         "Times are medians, with minimum and maximum in brackets. Peers ran in the same run, taking turns; "
         "results were checked before anything was timed. "
         "A ratio says how many times longer the peer took. "

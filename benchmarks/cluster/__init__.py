@@ -1,1 +1,1 @@
-"""Figures of a session on hosts; they need Dask, and are printed, not written to the page."""
+"""Figures of a session on hosts of a Dask cluster: ``python -m benchmarks.cluster`` writes their page."""

@@ -1,0 +1,44 @@
+"""Run the figures of sessions on hosts: ``python -m benchmarks.cluster [--quick] [--only NAME …]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.cluster import arrays, cells, losses, operations
+from benchmarks.report import installed, markdown, not_installed
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "benchmarks-hosts.md"
+MODULES = {"cells": cells, "arrays": arrays, "operations": operations, "losses": losses}
+TITLE = "Measured figures of several hosts"
+ABOUT = (
+    "Two hosts with two ranks each, which are workers on addresses of one machine: they share its cores and "
+    "its memory, so that no figure has a network's time in it. What is measured beside ours took turns with it."
+)
+
+
+def main() -> int:
+    """Run the modules one after the other; print and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; figures are rough")
+    parser.add_argument("--only", nargs="+", choices=MODULES, default=list(MODULES), help="some of them")
+    parser.add_argument("--output", type=Path, help=f"by default {PAGE.name} when all ran at full length")
+    options = parser.parse_args()
+    if not installed("distributed"):
+        print(f"{not_installed('distributed')}: `make dask` puts it there", file=sys.stderr)
+        return 1
+    sections = []
+    for name in options.only:
+        print(f"{name} …", file=sys.stderr, flush=True)
+        sections.append(MODULES[name].run(quick=options.quick))
+    page = markdown(sections, "python -m benchmarks.cluster", title=TITLE, about=ABOUT)
+    print(page)
+    complete = options.only == list(MODULES) and not options.quick
+    if options.output or complete:
+        (options.output or PAGE).write_text(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
