@@ -20,6 +20,7 @@ AIMS = {8: 2.5e-3, 1 << 20: 8e-3, 64 << 20: 0.4}
 NAMES = {8: "8 B", 1 << 20: "1 MB", 64 << 20: "64 MB"}
 REDUCE = """
 import time
+import numpy as np
 x, times = np.empty(SIZE), []
 for _ in range(CALLS):
     x[:] = rank + 1

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import distributed
+import numpy as np
 from distributed.protocol import to_serialize
 
 from nbparallel.cluster.contract import EventHandler, Host, NodeReply
@@ -186,7 +187,7 @@ class DaskCluster:
         asked = []
         for anchors in groups.values():
             what: Any = data[anchors[0].host]
-            what = to_serialize(what) if len(what) >= LARGE else what
+            what = to_serialize(np.frombuffer(what, np.uint8)) if len(what) >= LARGE else what
             message = {"op": "nbp_call", "keys": [anchor.key for anchor in anchors], "call": op, "data": what}
             asked.append((anchors, self._on_loop(self._broadcast(message, *anchors))))
         replies = {host: NodeReply(error="the host is lost") for host in data}

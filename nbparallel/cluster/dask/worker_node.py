@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -39,15 +40,15 @@ class WorkerNode:
         self._started: asyncio.Future[str] = self._loop.create_future()
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
+        self._sending = asyncio.Lock()
         self._links: dict[str, Any] = {}
         self._released = False
 
     async def start(self, spec: str) -> str:
         """Start the process; return why it could not be, or nothing."""
-        self._process, sock, self._log = await asyncio.to_thread(start_process, self.host, spec)
-        sock.setblocking(False)
-        reader, self._writer = await asyncio.open_unix_connection(sock=sock)
-        self._reading = asyncio.ensure_future(self._read(reader))
+        self._process, self._socket, self._log = await asyncio.to_thread(start_process, self.host, spec)
+        self._socket.setblocking(False)
+        self._reading = asyncio.ensure_future(self._read())
         await asyncio.wait([self._started], timeout=NODE_SECONDS)
         problem = self._started.result() if self._started.done() else "its process did not start"
         if problem:
@@ -55,14 +56,14 @@ class WorkerNode:
             await self.end()
         return problem
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self) -> None:
         """Pass on what the node sends, until it ends."""
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):  # how it has ended is seen below
+        with contextlib.suppress(OSError, EOFError):  # how it has ended is seen below
             while True:
-                length, nbytes = SIZES.unpack(await reader.readexactly(SIZES.size))
-                head = json.loads(await reader.readexactly(length))
-                await self._take(await reader.readexactly(nbytes), **head)
-        self._writer.close()
+                length, nbytes = SIZES.unpack(await self._receive(SIZES.size))
+                head = json.loads(await self._receive(length))
+                await self._take(await self._receive(nbytes), **head)
+        self._socket.close()
         try:
             code = await asyncio.to_thread(self._process.wait, END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -78,13 +79,23 @@ class WorkerNode:
         reason = f"its node, process {self._process.pid}, ended ({how})\n{last_lines(self._log)}".strip()
         self.ended.set_result("" if self._released else reason)
 
+    async def _receive(self, nbytes: int) -> bytearray:
+        """Return so many bytes of the node's, copied once; a stream of asyncio's copies large ones often."""
+        data, at = bytearray(nbytes), 0
+        while at < nbytes:
+            count = await self._loop.sock_recv_into(self._socket, memoryview(data)[at:])
+            if not count:
+                raise EOFError
+            at += count
+        return data
+
     async def _take(
-        self, content: bytes, kind: str, name: str = "", number: int = 0, sizes: Sequence[int] = ()
+        self, content: bytearray, kind: str, name: str = "", number: int = 0, sizes: Sequence[int] = ()
     ) -> None:
         if kind == "event":
-            self._worker.log_event(self.topic, {"key": self.key, "data": content})
+            self._worker.log_event(self.topic, {"key": self.key, "data": bytes(content)})
         elif kind == "reply":
-            self._settle(number, data=content)
+            self._settle(number, data=bytes(content))
         elif kind == "error":
             self._settle(number, error=content.decode())
         elif kind in ("started", "failed"):
@@ -110,11 +121,15 @@ class WorkerNode:
         await self._send(data, kind, name=op, number=self._number)
         return await reply
 
-    async def _send(self, content: bytes, kind: str, **what: Any) -> None:
-        self._writer.write(pack_head(len(content), kind, **what))
-        self._writer.write(content)
-        with contextlib.suppress(OSError):  # the node is gone: its reader says so
-            await self._writer.drain()
+    def _send(self, content: Any, kind: str, **what: Any) -> asyncio.Future[None]:
+        """Send one frame, whole and in its turn also if its caller is cancelled."""
+        return asyncio.shield(self._send_parts(pack_head(len(content), kind, **what), content))
+
+    async def _send_parts(self, *parts: Any) -> None:
+        async with self._sending:
+            with contextlib.suppress(OSError):  # the node is gone: its reader says so
+                for part in parts:
+                    await self._loop.sock_sendall(self._socket, part)
 
     async def link(self, peer: str, comm: Any) -> None:
         """Have a link with a peer over a connection, until either is gone."""
@@ -136,7 +151,7 @@ class WorkerNode:
     def _unlink(self, peer: str, comm: Any) -> None:
         if self._links.get(peer) is comm:
             del self._links[peer]
-            self._writer.write(pack_head(0, "unlinked", name=peer))
+            self._send(b"", "unlinked", name=peer)
 
     async def connect(self, peer: str, address: str, key: str, timeout: float) -> str:
         """Connect with the node of another host; return why that is impossible, or nothing."""
@@ -155,6 +170,7 @@ class WorkerNode:
     async def end(self) -> None:
         """End the process (idempotent); returns when it is gone."""
         self._released = True
-        self._writer.close()  # it ends when the socket does
+        with contextlib.suppress(OSError):  # it is closed
+            self._socket.shutdown(socket.SHUT_RDWR)  # the node ends when its socket does
         await asyncio.wait([self.ended])  # not the future itself, which would be cancelled with this
         self._log.close()
