@@ -94,7 +94,7 @@ class Link(Protocol):
     def send(self, *buffers: bytes | memoryview) -> None:
         """Send one frame of several buffers, which are the caller's again when this returns."""
 
-    def receive(self, timeout: float) -> tuple[bytes, ...]:
+    def receive(self, timeout: float) -> tuple[bytes | memoryview, ...]:
         """Return the buffers of the next frame, in order, also of one that came before a close.
 
         TimeoutError if none comes in time.

@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from nbparallel.cluster.contract import Link, NodePort
-from nbparallel.distributed.runtime.host_door import FRAME, DoorKind
+from nbparallel.distributed.runtime.host_door import FRAME, DoorKind, Octets
 from nbparallel.errors import ChannelClosedError
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.system import roomy_pair
 
 LINKED = struct.Struct("<QHQ")
 """Begins a frame between nodes: the task, a `DoorKind`, the number of the exchange."""
@@ -33,7 +34,7 @@ class NodeDoor:
 
     def __init__(self, number: int, links: Mapping[int, Link]) -> None:
         self._number, self._links = number, links
-        self._mine, self._theirs = socket.socketpair()
+        self._mine, self._theirs = roomy_pair()
         self.fds: tuple[int, ...] = (self._theirs.fileno(),)
         """They travel with the task."""
         self._writing = threading.Lock()
@@ -47,7 +48,7 @@ class NodeDoor:
         """Return nothing: ranks of a cell are at no item."""
         return ""
 
-    def deliver(self, host: int, kind: int, number: int = 0, payload: bytes = b"") -> None:
+    def deliver(self, host: int, kind: int, number: int = 0, payload: Octets = b"") -> None:
         """Pass a frame of another host's on to the leader; drop it if the task has ended."""
         with self._writing, contextlib.suppress(OSError):
             self._mine.sendall(FRAME.pack(host, kind, len(payload), number))
@@ -66,18 +67,18 @@ class NodeDoor:
             except ChannelClosedError:
                 self.deliver(host, DoorKind.CLOSED)
 
-    def _receive(self, size: int) -> bytes:
-        """Return so many bytes; fewer if the door is closed."""
-        data, at = bytearray(size), 0
+    def _receive(self, size: int) -> memoryview:
+        """Return so many bytes; none if the door is closed."""
+        data, at = memoryview(bytearray(size)), 0
         while at < size:
             try:
-                count = self._mine.recv_into(memoryview(data)[at:])
+                count = self._mine.recv_into(data[at:])
             except OSError:
                 count = 0
             if not count:
-                return b""
+                return data[:0]
             at += count
-        return bytes(data)
+        return data
 
     def close(self, *, well: bool) -> None:
         """Notify the other hosts that no frame of this one follows in this task."""

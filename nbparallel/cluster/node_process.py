@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from nbparallel.cluster.contract import MOST_EVENT, ClusterNode, Link, load_node
 from nbparallel.errors import ChannelClosedError
+from nbparallel.wire.system import roomy_pair
 
 SIZES = struct.Struct("<IQ")
 """Begins a frame: bytes of head and content."""
@@ -45,7 +46,7 @@ def pack_head(nbytes: int, kind: str, **what: Any) -> bytes:
 
 def start_process(host: str, spec: str) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
     """Start a node's process; return it, the parent's end of the socket, and the file of its output."""
-    ours, theirs = socket.socketpair()
+    ours, theirs = roomy_pair()
     log = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     try:
         path = json.dumps([entry or os.getcwd() for entry in sys.path])
@@ -75,7 +76,7 @@ class _ProcessLink:
 
     def __init__(self, peer: str, port: ProcessPort) -> None:
         self._peer, self._port = peer, port
-        self._frames: queue.SimpleQueue[tuple[bytes, ...] | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[tuple[memoryview, ...] | None] = queue.SimpleQueue()
         self._closed = False
 
     def send(self, *buffers: bytes | memoryview) -> None:
@@ -85,7 +86,7 @@ class _ProcessLink:
         sizes = [memoryview(buffer).nbytes for buffer in buffers]
         self._port.send("link", *buffers, name=self._peer, sizes=sizes)
 
-    def receive(self, timeout: float) -> tuple[bytes, ...]:
+    def receive(self, timeout: float) -> tuple[memoryview, ...]:
         # docstring inherited
         try:
             frame = self._frames.get(timeout=timeout)
@@ -99,7 +100,8 @@ class _ProcessLink:
     def feed(self, content: bytes, sizes: Sequence[int]) -> None:
         """Take a frame of the peer's."""
         ends = zip(accumulate(sizes), sizes, strict=True)
-        self._frames.put(tuple(content[end - size : end] for end, size in ends))
+        whole = memoryview(content)
+        self._frames.put(tuple(whole[end - size : end] for end, size in ends))
 
     def close(self) -> None:
         # docstring inherited

@@ -19,11 +19,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import distributed
-import numpy as np
-from distributed.protocol import to_serialize
 
 from nbparallel.cluster.contract import EventHandler, Host, NodeReply
 from nbparallel.cluster.dask.node_plugin import add_plugin, hold
+from nbparallel.cluster.dask.worker_node import LARGE, packed
 from nbparallel.errors import StartError
 
 START_SECONDS = 120.0
@@ -32,9 +31,6 @@ WORKERS_SECONDS = 30.0
 """How long a cluster may take to have a first worker."""
 LOOP_SECONDS, END_SECONDS = 5.0, 3.0
 """How long the client's own thread may take to do nothing, and nodes to end."""
-LARGE = 1 << 16
-"""Bytes of data that pass the scheduler as they are, once for all hosts that are sent the same object: these
-are silent together if one is."""
 RUNNING = "running"
 _dask: Any = distributed
 
@@ -186,8 +182,7 @@ class DaskCluster:
                 groups.setdefault(id(part) if len(part) >= LARGE else host, []).append(anchor)
         asked = []
         for anchors in groups.values():
-            what: Any = data[anchors[0].host]
-            what = to_serialize(np.frombuffer(what, np.uint8)) if len(what) >= LARGE else what
+            what = packed(data[anchors[0].host])
             message = {"op": "nbp_call", "keys": [anchor.key for anchor in anchors], "call": op, "data": what}
             asked.append((anchors, self._on_loop(self._broadcast(message, *anchors))))
         replies = {host: NodeReply(error="the host is lost") for host in data}

@@ -14,7 +14,9 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from distributed.comm.core import connect
+from distributed.protocol import to_serialize
 
 from nbparallel.cluster.node_process import SIZES, last_lines, pack_head, start_process
 
@@ -22,7 +24,14 @@ NODE_SECONDS = 60.0
 """How long the process of a node may take to import what it needs."""
 END_SECONDS = 4.0
 """How long a node may take to end before it is killed."""
+LARGE = 1 << 16
+"""Bytes that pass in a message as they are, and the scheduler once for all workers that they are sent to."""
 _open_connection: Any = connect
+
+
+def packed(content: Any) -> Any:
+    """Return bytes as a part of a message; large ones are copied nowhere on their way but by the sockets."""
+    return bytes(content) if len(content) < LARGE else to_serialize(np.frombuffer(content, np.uint8))
 
 
 class WorkerNode:
@@ -102,7 +111,7 @@ class WorkerNode:
             self._started.set_result(content.decode())
         elif (comm := self._links.get(name)) is not None and kind == "link":
             with contextlib.suppress(OSError):  # it is closed: its reader says so
-                await comm.write({"frame": content, "sizes": sizes})
+                await comm.write({"frame": packed(content), "sizes": sizes})
         elif comm is not None:
             await comm.close()
             self._unlink(name, comm)

@@ -58,7 +58,7 @@ class _Stream:
         self._frames = max(1, math.ceil((len(head) + sum(map(len, parts))) / CHUNK))
         self._sent = self._came = 0
         self._whole = b""
-        self._parts: list[bytes] = []
+        self._parts: list[bytearray] = []
         self._sizes: list[int] = []
 
     def may_send(self) -> bool:
@@ -77,7 +77,7 @@ class _Stream:
             room -= len(found[-1])
         return found
 
-    def take(self, payload: bytes) -> None:
+    def take(self, payload: bytearray) -> None:
         """Take the other's next frame."""
         if not self._came:
             (count,) = _COUNT.unpack_from(payload)
@@ -117,9 +117,11 @@ class HostDoor:
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._hosts = [host for host in range(len(place.hosts)) if host != place.index]
-        self._inbox: dict[int, deque[tuple[int, bytes]]] = {host: deque() for host in self._hosts}
+        self._inbox: dict[int, deque[tuple[int, bytearray]]] = {host: deque() for host in self._hosts}
         self._outbox: deque[memoryview] = deque()
-        self._unread = bytearray()
+        self._head: tuple[int, int, int, int] | None = None
+        """Of the frame whose payload is being read; None: of none, the next head is."""
+        self._expect(FRAME.size)
         self._number = 0
         self.ended: dict[int, DoorKind] = {}
         """Hosts from which no frame comes any more, and why."""
@@ -173,26 +175,35 @@ class HostDoor:
         except OSError as error:
             raise self._gone() from error
         try:
-            while data := self._socket.recv(CHUNK):
-                self._unread += data
-                self._parse()
+            while count := self._socket.recv_into(self._missing):
+                self._missing = self._missing[count:]
+                if not self._missing:
+                    self._take_part()
             raise self._gone()
         except BlockingIOError:
             pass
         except OSError as error:
             raise self._gone() from error
 
-    def _parse(self) -> None:
-        while len(self._unread) >= FRAME.size:
-            host, kind, length, number = FRAME.unpack_from(self._unread)
-            if len(self._unread) < FRAME.size + length:
+    def _expect(self, nbytes: int) -> None:
+        """Have so many bytes read next, straight into their place."""
+        self._part = bytearray(nbytes)
+        self._missing = memoryview(self._part)
+
+    def _take_part(self) -> None:
+        """Take a head or a payload that has come whole."""
+        if self._head is None:
+            self._head = FRAME.unpack(self._part)
+            self._expect(self._head[2])
+            if self._missing:
                 return
-            payload = bytes(self._unread[FRAME.size : FRAME.size + length])
-            del self._unread[: FRAME.size + length]
-            if kind == DoorKind.DATA:
-                self._inbox[host].append((number, payload))
-            else:
-                self.ended.setdefault(host, DoorKind(kind))
+        host, kind, _, number = self._head
+        if kind == DoorKind.DATA:
+            self._inbox[host].append((number, self._part))
+        else:
+            self.ended.setdefault(host, DoorKind(kind))
+        self._head = None
+        self._expect(FRAME.size)
 
     @staticmethod
     def _gone() -> ChannelClosedError:
