@@ -14,7 +14,7 @@ MODULES = {"cells": cells, "arrays": arrays, "operations": operations, "losses":
 TITLE = "Measured figures of several hosts"
 ABOUT = (
     "Two hosts with two ranks each, which are workers on addresses of one machine: they share its cores and "
-    "its memory, so that no figure has a network's time in it. What is measured beside ours took turns with it."
+    "its memory, and no figure has a network's time in it."
 )
 
 

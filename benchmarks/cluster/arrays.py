@@ -123,6 +123,5 @@ def run(*, quick: bool) -> Section:
     return Section(
         "A 64 MB array of the notebook on two hosts",
         [figure("first cell that names it", times["hosts"], AIM_SECONDS, peers), growth],
-        f"In pieces of {PIECE_NBYTES >> 20} MiB, {WINDOW} at a time. Scheduler, two workers, two nodes and the "
-        "notebook share the cores of this machine, and its memory is the network.",
+        f"In pieces of {PIECE_NBYTES >> 20} MiB, {WINDOW} at a time; a new array in each round.",
     )

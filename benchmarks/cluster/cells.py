@@ -29,19 +29,15 @@ class Arrivals:
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    # docstrings as those of `OutputSink`
-
     def stream(self, rank: int, name: str, text: str) -> None:
+        """Take what was printed."""
         now = time.monotonic()
         self.seconds += [now - float(line) for line in text.split()]
 
-    def display(self, *_: Any, **__: Any) -> None:
-        pass
+    def finish(self, *_: Any, **__: Any) -> None:
+        """Ignore it, and whatever else comes."""
 
-    result = clear = note = display
-
-    def finish(self) -> None:
-        pass
+    display = result = clear = note = finish
 
 
 def _started(make: Callable[[], nbp.Session]) -> float:
@@ -133,7 +129,7 @@ def run(*, quick: bool) -> Section:
                 return take_turns({**calls, **peers}, rounds)
 
             empty = turns(_ran, "pass", rounds=many, **{"client.submit": theirs.empty})
-            latency = turns(_latency, rounds=some, **{"log_event": theirs.latency})
+            latency = turns(_latency, rounds=some, log_event=theirs.latency)
             lines = turns(_ran, f"for i in range({LINES}): print(i)", rounds=few)
             asleep = turns(_interrupted, SLEEP, rounds=few)
             waiting = turns(_interrupted, WAIT, rounds=few)
@@ -153,6 +149,6 @@ def run(*, quick: bool) -> Section:
             figure("interrupt in `barrier`, rank 0 in `sleep`", waiting["hosts"], INTERRUPT_AIM,
                    {"one host": waiting["one host"]}),
         ],
-        "One host: the same number of ranks in a session of this machine. The aim for output is what one host "
-        "takes and 10 ms.",
+        "One host: the same number of ranks in a session of this machine. The aim for output is what one "
+        "host takes and 10 ms.",
     )  # fmt: skip

@@ -110,6 +110,6 @@ def run(*, quick: bool) -> Section:
     return Section(
         "Operations over two hosts",
         figures,
-        "Float64; the slowest of 4 ranks, two on each host; with `client.submit` the arrays lie on the workers, "
-        f"and the sum comes to both.{missing}",
+        "Float64; the slowest of 4 ranks, two on each host; with `client.submit` the arrays lie on the "
+        f"workers, and the sum comes to both.{missing}",
     )

@@ -10,6 +10,9 @@
     between  the leaders exchange them
     inside   the ranks take what is theirs
 
+Arrays to combine of at most `SMALL_NBYTES` travel with the descriptions, as numbers do, and are combined by
+every rank: one exchange instead of two.
+
 Inside, these are operations of the host's ranks as on one machine; between, `HostDoor`.  Values are combined
 rank by rank inside a host, then host by host, so that every rank gets the same bits.
 """
@@ -61,8 +64,8 @@ from nbparallel.wire.identity import WorldPlace
 
 WHOLE_NBYTES = 1 << 20
 """Up to this size every leader combines all itself: one exchange instead of two."""
-TOLD_NS = 3_000_000_000
-"""How long the reason may take to come from the notebook after a host has ended its part of a cell badly."""
+SMALL_NBYTES = 512
+"""Up to this size every rank does, and what it combines travels with the calls: no exchange but that."""
 BUILT = frozenset({
     "barrier", "monitored_barrier", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
     "reduce_scatter", "all_to_all", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
@@ -160,13 +163,11 @@ class HostOperations:
         operator = operator_for(operator, array.dtype)
         if not array.flags.writeable:
             raise read_only(x, IN_PLACE.format("all_reduce"))
-        self._meet_reduction(local, Operation.all_reduce, operator, array.dtype, array.shape, None, until)
-        with self._meeting.agreed():
-            in_place = array.flags.c_contiguous
-            flat = (array if in_place else np.ascontiguousarray(array)).reshape(-1)
-            self._combine(local, flat, operator, until)
-            if not in_place:
-                array[...] = flat.reshape(array.shape)
+        in_place = array.flags.c_contiguous
+        flat = (array if in_place else np.ascontiguousarray(array)).reshape(-1)
+        self._combine(local, Operation.all_reduce, operator, flat, array.shape, None, until)
+        if not in_place:
+            array[...] = flat.reshape(array.shape)
         return x
 
     def reduce(self, local: GroupCollectives, x: Any, root: int, op: str, until: int | None) -> Any:
@@ -178,13 +179,11 @@ class HostOperations:
             total = self._numbers(local, Operation.reduce, operator, value, root, until)
             return total if mine else None
         operator = operator_for(operator, array.dtype)
-        self._meet_reduction(local, Operation.reduce, operator, array.dtype, array.shape, root, until)
-        with self._meeting.agreed():
-            flat = array.flatten()
-            self._combine(local, flat, operator, until)
-            if mine and array.flags.writeable:
-                array[...] = flat.reshape(array.shape)
-                return x
+        flat = array.flatten()
+        self._combine(local, Operation.reduce, operator, flat, array.shape, root, until)
+        if mine and array.flags.writeable:
+            array[...] = flat.reshape(array.shape)
+            return x
         return in_kind_of(x, flat.reshape(array.shape)) if mine else None
 
     def reduce_scatter(
@@ -213,29 +212,14 @@ class HostOperations:
                 )
             operator = operator_for(operator, mine.dtype)
             shape = whole.shape if whole is not None else tuple(array.shape for array in arrays)
-            self._meet_reduction(local, Operation.reduce_scatter, operator, mine.dtype, shape, None, until)
-            with self._meeting.agreed():
-                flat = np.concatenate([array.reshape(-1) for array in arrays], dtype=mine.dtype)
-                self._combine(local, flat, operator, until)
-                start = sum(array.size for array in arrays[:rank])
-                found = flat[start : start + mine.size].reshape(mine.shape).copy()
+            flat = np.concatenate([array.reshape(-1) for array in arrays], dtype=mine.dtype)
+            self._combine(local, Operation.reduce_scatter, operator, flat, shape, None, until)
+            start = sum(array.size for array in arrays[:rank])
+            found = flat[start : start + mine.size].reshape(mine.shape).copy()
         if output is None:
             return found
         output[...] = found
         return output
-
-    def _meet_reduction(
-        self,
-        local: GroupCollectives,
-        operation: Operation,
-        operator: Operator,
-        dtype: Any,
-        shape: tuple[Any, ...],
-        root: int | None,
-        until: int | None,
-    ) -> None:
-        label = fingerprint(operation.name, shown_dtype(dtype), str(shape), root=root, operator=operator.name)
-        self._meeting.meet(local, operation, label, until, content=(str(dtype), shape))
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -298,28 +282,51 @@ class HostOperations:
         return list(row[ranks.start : ranks.stop])
 
     def _combine(
-        self, local: GroupCollectives, flat: AnyArray, operator: Operator, until: int | None
+        self,
+        local: GroupCollectives,
+        operation: Operation,
+        operator: Operator,
+        flat: AnyArray,
+        shape: tuple[Any, ...],
+        root: int | None,
+        until: int | None,
     ) -> None:
-        """Combine a flat array of all ranks, on every one in place."""
-        step = "sum" if operator.finish is not None else operator.name  # the last step comes at the end
-        local.run_all_reduce(flat, step, None)
-        if self._leads:
-            count, here = self._count, self._here
-            bounds = [part_of(flat.size, host, count) for host in range(count)]
-            # Hosts may differ in the last bits of some products: then one of them combines each part.
-            if flat.nbytes <= WHOLE_NBYTES and flat.dtype.kind not in operator.inexact_kinds:
-                _fold(operator, self._of_hosts(self._to_all(flat, until), flat), flat)
+        """Meet, and combine a flat array of all ranks, on every one in place."""
+        # Hosts may differ in the last bits of some products: then one of them combines each part.
+        alike = flat.dtype.kind not in operator.inexact_kinds
+        small = alike and flat.nbytes <= SMALL_NBYTES
+        dtype, name = flat.dtype, operation.name
+        label = fingerprint(name, shown_dtype(dtype), str(shape), root=root, operator=operator.name)
+        value = flat.tobytes() if small else None
+        calls = self._meeting.meet(local, operation, label, until, content=(str(dtype), shape), value=value)
+        with self._meeting.agreed():
+            if small:
+                parts = [np.empty_like(flat) for _ in self._hosts]
+                for ranks, part in zip(self._hosts, parts, strict=True):
+                    _fold(operator, [np.frombuffer(calls[rank].value, dtype) for rank in ranks], part)
+                _fold(operator, parts, flat)
             else:
-                parts = {host: [_octets(flat[bounds[host]])] for host in range(count)}
-                came = self._meeting.exchange(parts, until)
-                part = flat[bounds[here]]
-                _fold(operator, self._of_hosts(came, part), part)
-                came = self._to_all(part, until)
-                for host, found in enumerate(self._of_hosts(came, part)):
-                    flat[bounds[host]] = found
+                step = "sum" if operator.finish is not None else operator.name  # which comes at the end
+                local.run_all_reduce(flat, step, None)
+                if self._leads:
+                    self._combine_hosts(operator, flat, alike, until)
+                local.broadcast(flat, 0, None)
             with np.errstate(all="ignore"):
                 finish_array(operator, flat, self._size)
-        local.broadcast(flat, 0, None)
+
+    def _combine_hosts(self, operator: Operator, flat: AnyArray, alike: bool, until: int | None) -> None:
+        """Combine the arrays of all leaders, on every one in place."""
+        if alike and flat.nbytes <= WHOLE_NBYTES:
+            _fold(operator, self._of_hosts(self._to_all(flat, until), flat), flat)
+            return
+        bounds = [part_of(flat.size, host, self._count) for host in range(self._count)]
+        parts = {host: [_octets(flat[place])] for host, place in enumerate(bounds)}
+        came = self._meeting.exchange(parts, until)
+        part = flat[bounds[self._here]]
+        _fold(operator, self._of_hosts(came, part), part)
+        came = self._to_all(part, until)
+        for place, found in zip(bounds, self._of_hosts(came, part), strict=True):
+            flat[place] = found
 
     def _to_all(self, mine: AnyArray, until: int | None) -> dict[int, list[memoryview]]:
         return self._meeting.exchange({host: [_octets(mine)] for host in range(self._count)}, until)
@@ -363,7 +370,7 @@ def _octets(flat: AnyArray) -> memoryview:
 
 
 def _fold(operator: Operator, arrays: Sequence[AnyArray], out: AnyArray) -> None:
-    """Combine arrays host by host into `out`, which may be one of them."""
+    """Combine arrays one by one, in order, into `out`, which may be one of them."""
     with np.errstate(all="ignore"):
         total = arrays[0].copy()
         for other in arrays[1:]:
