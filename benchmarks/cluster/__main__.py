@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -28,11 +29,15 @@ def main() -> int:
     if not installed("distributed"):
         print(f"{not_installed('distributed')}: `make dask` puts it there", file=sys.stderr)
         return 1
-    sections = []
+    sections, load = [], [os.getloadavg()[0]]
     for name in options.only:
         print(f"{name} …", file=sys.stderr, flush=True)
         sections.append(MODULES[name].run(quick=options.quick))
-    page = markdown(sections, "python -m benchmarks.cluster", title=TITLE, about=ABOUT)
+        load.append(os.getloadavg()[0])
+    busy = (
+        f" Load of the machine before, and after each of these: {', '.join(f'{each:.1f}' for each in load)}."
+    )
+    page = markdown(sections, "python -m benchmarks.cluster", title=TITLE, about=ABOUT + busy)
     print(page)
     complete = options.only == list(MODULES) and not options.quick
     if options.output or complete:

@@ -75,6 +75,6 @@ def run(*, quick: bool) -> Section:
     return Section(
         "Losses on a host, until the notebook's cell has ended with an error that names them",
         [figure(what, times[what], aim) for what, _, aim, _ in CASES],
-        "Ranks 1-3 wait in `barrier`, rank 0 sleeps. A host that gives no sign of life is given up after 15 s. "
+        "Ranks 1-3 wait in `barrier`, rank 0 sleeps. A host that gives no sign of life is lost after 15 s. "
         "A task of `client.submit` that is pinned to a killed worker waits without end.",
     )

@@ -11,7 +11,7 @@ from nbparallel.session.output import TaskOutput
 from nbparallel.wire.messages import Display
 
 FOLD_SECONDS = 0.01
-"""How long text waits for more of it."""
+"""How long text waits for more of it after an event; the first after a pause does not wait."""
 FOLDED = 12 << 10
 """Characters that are sent without waiting any longer."""
 NOTE = "note"
@@ -64,8 +64,8 @@ class NodeOutput(TaskOutput):
         with self._changed:
             while not self._closed:
                 self._changed.wait_for(lambda: self._items or self._closed)
-                self._changed.wait_for(lambda: self._closed, FOLD_SECONDS)
                 self._flush()
+                self._changed.wait_for(lambda: self._closed, FOLD_SECONDS)
 
     def close(self) -> None:
         """Send what there is (idempotent)."""
