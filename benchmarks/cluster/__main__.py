@@ -37,7 +37,8 @@ def main() -> int:
     busy = (
         f" Load of the machine before, and after each of these: {', '.join(f'{each:.1f}' for each in load)}."
     )
-    page = markdown(sections, "python -m benchmarks.cluster", title=TITLE, about=ABOUT + busy)
+    command = "python -m benchmarks.cluster" + (" --quick" if options.quick else "")
+    page = markdown(sections, command, title=TITLE, about=ABOUT + busy)
     print(page)
     complete = options.only == list(MODULES) and not options.quick
     if options.output or complete:

@@ -61,7 +61,7 @@ def test_a_worker_never_holds_an_array(dask: DaskProcesses, hosts: nbp.Session) 
     before = most()
     names: dict[str, Any] = {}
     for number in range(2):
-        x = names["x"] = np.full(8 << 20, float(number))
+        names["x"] = np.full(8 << 20, float(number))
         assert hosts.run("float(x[-1]), x.flags.writeable", namespace=names).values == [(number, False)] * 4
         assert most() - before < 16 << 20
     names["x"][-1] = 7.0
