@@ -57,7 +57,6 @@ class _Stream:
         self._left = deque([memoryview(head), *parts])
         self._frames = max(1, math.ceil((len(head) + sum(map(len, parts))) / CHUNK))
         self._sent = self._came = 0
-        self._whole = b""
         self._parts: list[bytearray] = []
         self._sizes: list[int] = []
 
@@ -121,7 +120,9 @@ class HostDoor:
         self._outbox: deque[memoryview] = deque()
         self._head: tuple[int, int, int, int] | None = None
         """Of the frame whose payload is being read; None: of none, the next head is."""
-        self._expect(FRAME.size)
+        self._part = bytearray(FRAME.size)
+        self._missing = memoryview(self._part)
+        """What has not come of the head or payload that comes next."""
         self._number = 0
         self.ended: dict[int, DoorKind] = {}
         """Hosts from which no frame comes any more, and why."""
