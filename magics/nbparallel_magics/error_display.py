@@ -153,13 +153,16 @@ class ErrorRendering:
         return list(text)
 
 
-def full_tracebacks(failures: Mapping[int, RankFailure], spec: RankSpec | None, world_size: int) -> str:
+def full_tracebacks(
+    failures: Mapping[int, RankFailure], spec: RankSpec | None, world_size: int, hosts: Mapping[str, range]
+) -> str:
     """Return the whole tracebacks of the ranks that raised, or of those in `spec`; equal ones once."""
     from nbparallel.session.tasks.parallel_error import full_text
 
     if spec is not None:
         try:
-            chosen = spec.resolve(max(world_size, max(failures) + 1))  # some may have been taken away since
+            most = max(world_size, max(failures) + 1)  # some may have been taken away since
+            chosen = spec.resolve(most, hosts)
         except ValueError as error:
             raise UsageError(str(error)) from None
         if missing := [rank for rank in chosen if rank not in failures]:

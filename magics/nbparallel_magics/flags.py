@@ -168,10 +168,19 @@ CLUSTER = MagicParser(
     "%parallel_cluster",
     "Have the ranks on the hosts of a Dask cluster from now on: NAME is a variable that holds its Client,\n"
     "or the cluster.  Without a name: show the hosts and their ranks.  %parallel_stop ends the ranks; the\n"
-    "cluster stays.",
+    "cluster stays, and the next cell runs on this machine unless the cluster is named again.",
     "from distributed import Client\nclient = Client('tcp://10.0.0.1:8786')\n%parallel_cluster client",
 )
-CLUSTER.usage = "%%parallel_cluster [NAME]"
+CLUSTER.usage = "%%parallel_cluster [--ranks-per-host N] [--max-hosts N] [NAME]"
+CLUSTER.add_argument(
+    "--ranks-per-host",
+    type=arguments.count,
+    metavar="N",
+    help="by default one for each thread of its workers",
+)
+CLUSTER.add_argument(
+    "--max-hosts", type=arguments.count, metavar="N", help="how many hosts to use, at most 32"
+)
 STATUS = MagicParser(
     "%parallel_status",
     "Show the ranks and the shared memory that they use, and below them the processes that the notebook has\n"

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from nbparallel.errors import NO_RANKS, rank_list
+from nbparallel.errors import NO_RANKS, naming_hosts, rank_list
 from nbparallel.errors.text.escaping import encodable
 from nbparallel_magics import background, flags
 from nbparallel_magics import run_cell as cells
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nbparallel_magics.background import BackgroundCell
 
 _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
+LEFT_CLUSTER = "; the next cell runs on this machine, unless %parallel_cluster names the cluster again"
 _NO_FRAME = 1_000_000
 """Frames above ours whose variables IPython would use: none, only the notebook's count."""
 
@@ -126,16 +127,17 @@ class ParallelMagics(Magics):
     @line_magic
     @documented_by(flags.CLUSTER)
     def parallel_cluster(self, line: str) -> None:
-        name, variables = flags.CLUSTER.parse_head(line)[1], self.state.shell.user_ns
+        (options, name), variables = flags.CLUSTER.parse_head(line), self.state.shell.user_ns
         if name:
             if name not in variables:
                 flags.CLUSTER.error(f"the notebook has no variable {name!r}")
             with brief_errors():
-                self.state.use_cluster(variables[name])
+                self.state.use_cluster(variables[name], **vars(options))
         session = self.state.session
         if session is None or not session.hosts:
             flags.CLUSTER.error("no cluster is used: %parallel_cluster client")
-        display(HostsView(session.hosts))
+        activity = session.activity() if session.started else None
+        display(HostsView(session.hosts, () if activity is None else activity.ranks))
 
     @line_magic
     @documented_by(flags.STRATEGY)
@@ -157,7 +159,7 @@ class ParallelMagics(Magics):
         if session is None:
             print(NO_RANKS)  # noqa: T201
         else:
-            display(StatusView(session.statistics()))
+            self._display(session, StatusView(session.statistics()))
         if (report := household_report()) is not None and report.guests:
             display(ProcessesView(report))
 
@@ -186,7 +188,7 @@ class ParallelMagics(Magics):
             print(NO_RANKS)  # noqa: T201
         else:
             shell = self.state.shell
-            display(WhoView(session.who(shell.user_ns, shell.user_ns_hidden)))
+            self._display(session, WhoView(session.who(shell.user_ns, shell.user_ns_hidden)))
 
     @line_magic
     @documented_by(flags.DOCTOR)
@@ -194,8 +196,11 @@ class ParallelMagics(Magics):
         flags.DOCTOR.parse_line(line)
         from nbparallel.session import examine  # brings numpy, which loading must not
 
-        chosen = self.state.configuration
-        display(examine(chosen.start_method, read_in_place=chosen.read_in_place))
+        chosen, session = self.state.configuration, self.state.running_session()
+        if session is None or not session.hosts:
+            display(examine(chosen.start_method, read_in_place=chosen.read_in_place))
+        else:
+            display(session.examine())
 
     @line_magic
     @documented_by(flags.TIMELINE)
@@ -232,9 +237,11 @@ class ParallelMagics(Magics):
     def parallel_stop(self, line: str) -> None:
         flags.STOP.parse_line(line)
         session, cell = self.state.running_session(), self.state.background
+        hosts = {} if session is None else session.hosts
         running = "" if cell is None or cell.pending.done() else f"In[{cell.number}] had not ended; "
         self.state.stop()
-        print(NO_RANKS if session is None else running + stopped_note(session.world_size))  # noqa: T201
+        ended = NO_RANKS if session is None else running + stopped_note(session.world_size)
+        print(f"{ended}{LEFT_CLUSTER * bool(hosts)}")  # noqa: T201
 
     @line_magic
     @documented_by(flags.RESULT)
@@ -254,8 +261,15 @@ class ParallelMagics(Magics):
         if not self.state.failures:
             flags.TRACEBACK.error("no cell has failed on ranks yet")
         session = self.state.running_session()
-        size = 0 if session is None else session.world_size
-        print(full_tracebacks(self.state.failures, options.ranks, size))  # noqa: T201
+        size, hosts = 0 if session is None else session.world_size, self.state.failures_hosts
+        with naming_hosts(hosts):
+            text = full_tracebacks(self.state.failures, options.ranks, size, hosts)
+        print(text)  # noqa: T201
+
+    def _display(self, session: Session, view: object) -> None:
+        """Show a view of a session, with the hosts of its ranks."""
+        with naming_hosts(session.hosts):
+            display(view)
 
     def _session_to(self, parser: MagicParser) -> Session:
         session = self.state.running_session()

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def _make_session(
-    world_size: int | None, start_method: str, prestarted: PrestartedSupervisor, cluster: Any
+    world_size: int | None, start_method: str, prestarted: PrestartedSupervisor, hosts: Mapping[str, Any]
 ) -> Session:
     """Return a session; its supervisor starts before the session's code is imported."""
     from nbparallel.session.processes.launch import SupervisorLaunch
 
-    if cluster is not None:
+    if hosts:
         from nbparallel.session import Session
 
-        return Session(world_size, start_method=start_method, cluster=cluster)
+        return Session(world_size, start_method=start_method, **hosts)
 
     launch = prestarted.take() or SupervisorLaunch(start_method)
     try:
@@ -61,6 +61,8 @@ class ExtensionState:
         """Supervisor and template for the first session."""
         self.failures: Mapping[int, RankFailure] = {}
         """Failures of the last cell that failed, the root cause first; or where ranks were interrupted."""
+        self.failures_hosts: Mapping[str, range] = {}
+        """The ranks of each host then, if there were several."""
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
         self.panel: Panel | None = None
@@ -139,14 +141,17 @@ class ExtensionState:
         failures: Mapping[int, RankFailure] = getattr(error, "failures", {})
         if failures:
             self.failures = failures
+            self.failures_hosts = {} if self.session is None else self.session.hosts
 
     def new_output(self, order: str = "") -> CellOutput:
         """Return what shows a cell's output here; `order`: ``rank`` or ``stream``, else as configured."""
         publisher = publisher_for(self.shell, self.notebook)
         return CellOutput(publisher, order=order or self.configuration.output, logs=self.logs)
 
-    def use_cluster(self, cluster: Any) -> None:
+    def use_cluster(self, cluster: Any, **sizes: int | None) -> None:
         """Have a session on the hosts of a cluster, whose ranks start with the next cell.
+
+        `sizes` are ``ranks_per_host`` and ``max_hosts`` of `nbparallel.Session`.
 
         Raises
         ------
@@ -156,15 +161,15 @@ class ExtensionState:
         if self.running_session() is not None:
             raise UsageError("ranks are running: end them with %parallel_stop first")
         self.stop()
-        self._new_session(None, cluster)
+        self._new_session(None, {"cluster": cluster, **sizes})
 
-    def _new_session(self, world_size: int | None, cluster: Any = None) -> Session:
+    def _new_session(self, world_size: int | None, hosts: Mapping[str, Any] | None = None) -> Session:
         from nbparallel.session.interrupts import InterruptCounter
 
         try:
             with InterruptCounter():  # an interrupt waits until there is something that can be stopped
                 session = self.session = _make_session(
-                    world_size, self.configuration.start_method, self.prestarted, cluster
+                    world_size, self.configuration.start_method, self.prestarted, hosts or {}
                 )
         except KeyboardInterrupt:
             self.stop()

@@ -62,6 +62,9 @@ class Anchor(Protocol):
 class Cluster(Protocol):
     """A cluster, at the session's end; a `StartError` has the reason and names the hosts."""
 
+    address: str
+    """Where it is reached, and how: over ``tls://`` all that travels is encrypted."""
+
     def hosts(self) -> tuple[Host, ...]:
         """Return the machines that are there now, in order of their names."""
 

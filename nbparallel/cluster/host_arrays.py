@@ -23,15 +23,19 @@ from nbparallel.cluster.long_calls import perform_calls
 from nbparallel.errors import ObjectArrayError
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.encoding import SharedArrays, Value
+from nbparallel.session.output import TaskOutput
 from nbparallel.session.tasks.dispatch import NOTED_NBYTES, name_sizes
 from nbparallel.sharing.memory.array_layout import describe_dtype
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.name_updates import NameKind, NameUpdate
+from nbparallel.wire.units import size_text
 
 PIECE_NBYTES = 2 << 20
 """Of a piece: for each the scheduler of Dask connects with each worker anew, which holds it for a moment."""
 WINDOW = 2
 """Pieces on their way at the same time."""
+BAR_SECONDS, BAR_LETTERS = 0.5, 30
+"""After so long a bar is shown, and how wide it is."""
 ONCE = (
     "; what is written into an array here is not seen there, until its name is bound to another one or is "
     "pushed again: %parallel_push or Session.push_names"
@@ -48,6 +52,8 @@ class HostArrays(SharedArrays):
         """By the id of the object: it, its form, and what stands for it."""
         self._numbers = itertools.count(1)
         self._said = False
+        self.moving: tuple[str, int] | None = None
+        """The names of arrays that are being sent, and their bytes; from any thread."""
 
     def encode(self, name: str, array: npt.NDArray[Any]) -> Value | None:
         """Return an array encoded as a handle that has its number in place of a segment's."""
@@ -70,9 +76,15 @@ class HostArrays(SharedArrays):
         self._known.pop(id(array), None)
 
     def send(
-        self, pool: HostPool, wanted: Mapping[str, Mapping[int, NameUpdate]], interrupts: InterruptCounter
+        self,
+        pool: HostPool,
+        wanted: Mapping[str, Mapping[int, NameUpdate]],
+        interrupts: InterruptCounter,
+        output: TaskOutput,
     ) -> str:
         """Send hosts what they lack of arrays, given by their numbers; return a line about it, or nothing.
+
+        Until it has arrived, a bar shows how much has.
 
         Raises
         ------
@@ -92,7 +104,9 @@ class HostArrays(SharedArrays):
                 content = array.ravel(order="A").view(np.uint8)
                 for start in range(0, content.size, PIECE_NBYTES):
                     pieces.put((number, start, content[start : start + PIECE_NBYTES]))
-        abandoned = threading.Event()
+        abandoned, count = threading.Event(), pieces.qsize()
+        nbytes = {names[number]: array.nbytes for number in lacking if (array := arrays[number]) is not None}
+        size = sum(nbytes.values())
 
         def send_pieces() -> None:
             while not abandoned.is_set():
@@ -102,15 +116,32 @@ class HostArrays(SharedArrays):
                     return
                 data = pickle.dumps((number, start, pickle.PickleBuffer(piece.data)), 5)
                 pool.ask("fill", dict.fromkeys(lacking[number], data), ANSWER_SECONDS)
+                if time.monotonic() - began > BAR_SECONDS:
+                    done = size * (count - pieces.qsize()) // count
+                    output.progress(f"sending {', '.join(nbytes)}: {_bar(done, size)}")
 
         seconds = ANSWER_SECONDS * (1 + pieces.qsize())
         senders = {f"sender {n} of an array": send_pieces for n in range(min(WINDOW, pieces.qsize()))}
-        perform_calls(senders, interrupts, abandoned, seconds)
-        nbytes = {names[number]: array.nbytes for number in lacking if (array := arrays[number]) is not None}
-        if not lacking or (self._said and sum(nbytes.values()) < NOTED_NBYTES):
+        self.moving = (", ".join(nbytes), size) if count else None
+        try:
+            perform_calls(senders, interrupts, abandoned, seconds)
+        finally:
+            self.moving = None
+            output.progress("")
+        if not lacking or (self._said and size < NOTED_NBYTES):
             return ""
         hosts = sorted({host for some in lacking.values() for host in some})
         where = f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts"
         said, self._said = self._said, True
         seconds = time.monotonic() - began
         return f"sent to {where} in {seconds:.2f} s: {name_sizes(nbytes)}{'' if said else ONCE}"
+
+
+def _bar(done: int, size: int) -> str:
+    """Return how much of `size` bytes has arrived, as a bar.
+
+    >>> _bar(1 << 20, 3 << 20)
+    '|██████████                    | 1.0 MiB of 3.0 MiB'
+    """
+    letters = "█" * (BAR_LETTERS * done // size)
+    return f"|{letters:<{BAR_LETTERS}}| {size_text(done)} of {size_text(size)}"

@@ -6,10 +6,9 @@ task travels to nodes, and what ranks report comes from them.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from nbparallel.errors import (
     HostBoundaryError,
     InternalError,
     StartError,
-    host_of_rank,
+    naming_hosts,
 )
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
@@ -260,11 +259,14 @@ class HostDispatcher(TaskDispatcher):
 
     def prepare_cell(self, pool: Any, cell: str, options: CellOptions, *rest: Any) -> TaskRequest:
         if options.check_races:
-            raise HostBoundaryError("check_races looks at memory that ranks of one machine share")
+            raise HostBoundaryError(
+                "check_races looks at memory that ranks of one machine share: leave it out, or run the cell "
+                "on ranks of this machine, without the cluster"
+            )
         return super().prepare_cell(pool, cell, options, *rest)
 
     def launch(self, pool: Any, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
-        with _named_hosts(pool):
+        with naming_hosts(pool.hosts.by_host):
             pool.refuse_lost(request.ranks)
             output = self._open_output(request.number, request.options.sink, request.notes)
             run = HostRun(pool, request, output)
@@ -283,7 +285,7 @@ class HostDispatcher(TaskDispatcher):
         """Have hosts hold the arrays that the task refers to."""
         if wanted := run.wanted_arrays():
             try:
-                line = self._arrays.send(pool, wanted, interrupts)
+                line = self._arrays.send(pool, wanted, interrupts, run.output)
             except StartError:
                 for host in wanted:
                     pool.refuse_gone(host)
@@ -301,15 +303,6 @@ class HostDispatcher(TaskDispatcher):
             run.ended_ns = time.monotonic_ns()
 
     def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
-        with _named_hosts(run.pool):
+        place = run.pool.hosts
+        with naming_hosts({} if place is None else place.by_host):
             return super()._finish(run, interrupts)
-
-
-@contextlib.contextmanager
-def _named_hosts(pool: Any) -> Iterator[None]:
-    """Have messages name the hosts of ranks."""
-    token = host_of_rank.set(pool.host_of)
-    try:
-        yield
-    finally:
-        host_of_rank.reset(token)

@@ -22,6 +22,7 @@ from nbparallel.cluster.link_table import LinkTable
 from nbparallel.cluster.long_calls import perform_calls
 from nbparallel.cluster.node import NODE, versions
 from nbparallel.errors import (
+    NO_RANKS,
     STOPPED,
     ClosedError,
     HostBoundaryError,
@@ -42,9 +43,11 @@ RETURN_SECONDS = 3.0
 """How long the next task waits for a worker that has ended to be there again: its nanny may start it."""
 ANSWER_SECONDS = 15.0
 """Bound for calls that a node answers immediately."""
+VIEW_SECONDS = 3.0
+"""The same for what is only shown; ranks that are asked for their names have a second."""
 NO_RESIZE = (
     "the number of ranks of a session on hosts is fixed when it is made: make another one, as with "
-    "Session(cluster=client, ranks_per_host=4)"
+    "`%parallel_cluster --ranks-per-host 4 client` or Session(cluster=client, ranks_per_host=4)"
 )
 NEW_LINE = "\n"
 AGAIN = "; and it could not be started again: "
@@ -82,6 +85,8 @@ class HostPool:
         self.ranks = range(hosts.world_size)
         self.pool: HostPool | None = None
         """Itself, when the ranks run."""
+        self.starting: tuple[int, ...] = ()
+        """The ranks that are being started."""
         self.store: Any = ByValue()
         self.messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         """What nodes have sent that is no output, with the host; None: look again."""
@@ -144,13 +149,29 @@ class HostPool:
 
     @property
     def running(self) -> HostPool:
-        """Refuse what looks at ranks of this machine."""
-        raise HostBoundaryError(
-            "statistics, activity, lists of names and completions look at ranks of this machine, and these "
-            "are on hosts of a cluster: have a cell return what you want to know"
-        )
+        """Itself; RuntimeError if the ranks do not run."""
+        if self.pool is None:
+            raise RuntimeError(NO_RANKS)
+        return self
 
-    starting = handles = running
+    def view(
+        self, what: str, *arguments: Any, hosts: Sequence[str] | None = None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return what a method of each node's session returned, and why others say nothing; from any thread.
+
+        RuntimeError: the ranks do not run.
+        """
+        lost = {
+            host: f"host {host} is lost: {why.partition(NEW_LINE)[0]}" for host, why in self._lost.items()
+        }
+        there = [host for host in hosts or self.running.hosts.hosts if host not in lost]
+        asked, seen = dict.fromkeys(there, pickle.dumps((what, *arguments))), dict[str, Any]()
+        for host, reply in self.cluster.call("view", asked, VIEW_SECONDS).items():
+            if reply.error or reply.silent:
+                lost[host] = f"host {host}: {reply.error.partition(NEW_LINE)[0] or 'it does not answer now'}"
+            else:
+                seen[host] = pickle.loads(reply.data)
+        return seen, lost
 
     def ask(self, op: str, data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Call a method of nodes, given each one's arguments, and return what each returned.
@@ -222,6 +243,13 @@ class HostPool:
     def _start(self, indices: Iterable[int], interrupts: InterruptCounter) -> None:
         """Start the ranks of some of the hosts."""
         places = {self.hosts.hosts[index]: replace(self.hosts, index=index) for index in indices}
+        self.starting = tuple(rank for place in places.values() for rank in place.ranks)
+        try:
+            self._start_at(places, interrupts)
+        finally:
+            self.starting = ()
+
+    def _start_at(self, places: Mapping[str, WorldPlace], interrupts: InterruptCounter) -> None:
         abandoned = threading.Event()
 
         def anchor(host: str) -> None:

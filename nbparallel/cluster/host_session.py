@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from nbparallel.cluster.contract import Cluster, Host
 from nbparallel.cluster.host_dispatch import HostDispatcher, HostNames
 from nbparallel.cluster.host_pool import HostPool
+from nbparallel.errors import NO_RANKS, HostBoundaryError
+from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.wire.identity import WorldPlace
+
+if TYPE_CHECKING:
+    from nbparallel.session.diagnostics.doctor import Examination, Finding
+    from nbparallel.session.monitoring.activity import SessionActivity
+    from nbparallel.session.monitoring.statistics import SessionStatistics
+    from nbparallel.session.monitoring.timeline import Timeline
+    from nbparallel.session.monitoring.who import SessionNames
+    from nbparallel.wire.inspection import Completion
 
 MOST_HOSTS = 32
 _ADAPTED = ("distributed", "dask")
 """Packages whose clusters `nbparallel.cluster.dask` adapts: a class of one of these, or derived from one."""
+AGAIN = "the next cell uses a worker of that name, or an unused host: have one of them"
 
 
 def make_parts(
@@ -22,8 +34,8 @@ def make_parts(
     start_method: str,
     ranks_per_host: int | None,
     max_hosts: int | None,
-) -> tuple[HostNames, HostDispatcher, HostPool]:
-    """Return how names, tasks and ranks of a session on a cluster are handled.
+) -> tuple[HostNames, HostDispatcher, HostPool, HostViews]:
+    """Return how names, tasks and ranks of a session on a cluster are handled, and what shows them.
 
     Raises
     ------
@@ -37,7 +49,8 @@ def make_parts(
         place = place_ranks(adapted.hosts(), world_size, ranks_per_host, max_hosts)
         names = HostNames()
         tasks = HostDispatcher(names)
-        return names, tasks, HostPool(adapted, place, start_method, names, tasks.output_of)
+        pool = HostPool(adapted, place, start_method, names, tasks.output_of)
+        return names, tasks, pool, HostViews(pool, names, tasks)
     except BaseException:
         adapted.close()
         raise
@@ -91,3 +104,70 @@ def place_ranks(
             names.append(host.name)
             firsts.append(min(firsts[-1] + size, most if world_size is None else world_size))
     return WorldPlace(tuple(names), tuple(firsts), 0)
+
+
+class HostViews(SessionViews):
+    """Views of a session on hosts: each node is asked what its own session sees."""
+
+    # docstrings inherited
+
+    def __init__(self, pool: Any, names: HostNames, tasks: HostDispatcher) -> None:
+        super().__init__(pool, names, tasks)
+        self._pool: HostPool = pool
+        self._arrays = names.arrays
+
+    def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
+        from nbparallel.session.monitoring import joined_views
+
+        seen, missing = self._pool.view("statistics")
+        return joined_views.join_statistics(self._pool.hosts, seen, missing, self._pool.start_method)
+
+    def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
+        from nbparallel.session.monitoring import joined_views
+
+        names = self._names.namespace if namespace is None else namespace
+        seen, missing = self._pool.view("who")
+        return joined_views.join_names(self._pool.hosts, seen, missing, names or {}, hidden or {})
+
+    def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
+        if self._pool.pool is None:
+            return ()
+        seen, _ = self._pool.view("complete", text, cursor, patience, hosts=self._pool.hosts.hosts[:1])
+        return next(iter(seen.values()), ())
+
+    def activity(self) -> SessionActivity:
+        from nbparallel.session.monitoring import joined_views
+
+        pool, starting = self._pool, self._pool.starting
+        if pool.pool is None and not starting:
+            raise RuntimeError(NO_RANKS)
+        seen, missing = ({}, {}) if pool.pool is None else pool.view("activity")
+        clock, moving = self._tasks.clock, self._arrays.moving
+        return joined_views.join_activity(pool.hosts, seen, missing, clock, starting=starting, moving=moving)
+
+    def examine(self, read_in_place: bool) -> Examination:
+        from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity
+
+        seen, missing = self._pool.view("examine")
+        found = [*super().examine(read_in_place), *(one for some in seen.values() for one in some)]
+        found += [Finding("its node", Severity.PROBLEM, why, AGAIN, host) for host, why in missing.items()]
+        found.append(_safety(self._pool.cluster.address))
+        return Examination(sorted(found, key=lambda one: -one.state))
+
+    def timeline(self) -> Timeline | None:
+        raise HostBoundaryError(
+            "a timeline has one clock, and each host has its own: %parallel_status shows how long each rank "
+            "computed, waited and moved data in the last cell"
+        )
+
+
+def _safety(address: str) -> Finding:
+    """Return how safe a session is on a cluster with this address."""
+    from nbparallel.session.diagnostics.doctor import Finding, Severity
+
+    seen = f"as safe as the cluster, {address}"
+    if address.startswith("tls://"):
+        return Finding("security", Severity.OK, f"{seen}: all that travels is encrypted")
+    seen = f"{seen}: whatever reaches its scheduler or a worker can run code there"
+    advice = "start the cluster with TLS (`security=` of Dask), or where only you can reach it"
+    return Finding("security", Severity.WARNING, seen, advice)

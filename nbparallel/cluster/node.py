@@ -125,6 +125,10 @@ class Node:
     def _on_restart(self, rank: int | None) -> None:
         self._running.restart(rank)
 
+    def _on_view(self, what: str, *arguments: Any) -> Any:
+        """Return what the session here shows of its ranks: its method `what` does."""
+        return getattr(self._running, what)(*arguments)
+
     def _on_look(self, _number: int) -> None:
         """Show that this node and its connection work, by an event as output is."""
         send_message(self.port.emit, "here")

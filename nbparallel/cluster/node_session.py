@@ -20,18 +20,19 @@ from nbparallel.cluster.host_messages import (
 from nbparallel.cluster.node_arrays import NodeArrays
 from nbparallel.distributed.runtime.failures import first_failure
 from nbparallel.errors import RankDiedError, rank_list
+from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.cell import CellOptions
-from nbparallel.session.tasks.outcomes import death_failure
+from nbparallel.session.tasks.outcomes import death_failure, record_of
 from nbparallel.session.tasks.task_run import TaskRequest, TaskRun, TaskWatch
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
-from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankMemory
+from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankMemory, runs_user_code
 
 _BY_VALUE: Any = ByValue()
 
@@ -72,6 +73,12 @@ class NodeSession(Session):
             if (pool := self._ranks.pool) is not None:
                 pool.hosts = self.place
                 pool.invalidate_epoch()  # ranks learn it as they join the next one
+
+    def examine(self) -> Examination:
+        """Return what is wrong with this machine, with the name of the host."""
+        wrong = [found for found in super().examine() if found.state is not Severity.OK]
+        wrong = wrong or [Finding("all that was looked at", Severity.OK, "nothing is wrong")]
+        return Examination(replace(found, host=self.place.name) for found in wrong)
 
     def take_revived(self) -> list[int]:
         """Start again what has died; return which ranks were since the last time, without their variables."""
@@ -114,6 +121,14 @@ class NodeSession(Session):
                 with self._failing:
                     self._run = None
                 self.arrays.release()
+                self._record(run)
+
+    def _record(self, run: TaskRun) -> None:
+        """Keep what ranks have noted, for views of this session."""
+        if runs_user_code(run.task):
+            clock = self._tasks.clock
+            self._tasks.record = record_of(run, clock.began_ns)
+            self._tasks.clock = replace(clock, ended_ns=run.ended_ns, phase="finished")
 
     def peer_failed(self, number: int, notice: FailureNotice) -> None:
         """Act on the failure of a rank of another host: those that run this task end it soon.

@@ -7,48 +7,16 @@ Standard library only: the supervisor imports it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
+from nbparallel.errors.text.rank_names import host_of_rank as host_of_rank
+from nbparallel.errors.text.rank_names import naming_hosts as naming_hosts
+from nbparallel.errors.text.rank_names import rank_list as rank_list
 
 LEFT_OUT = "finished the cell without calling"
 """Stands between ranks and operation in the error about a call that they left out; the panel looks for it."""
-
-
-host_of_rank: ContextVar[Callable[[int], str] | None] = ContextVar("host_of_rank", default=None)
-"""Returns the name of a rank's host, where messages are about a session on several hosts."""
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Name ranks as people do: ``rank 2``, ``ranks 0-1``, ``ranks 0, 2-3``, ``rank 5 (host b)``.
-
-    >>> rank_list([2]), rank_list([0, 1, 3])
-    ('rank 2', 'ranks 0-1, 3')
-    """
-    numbers = sorted(set(ranks))
-    plural = "s" if len(numbers) != 1 else ""
-    host_of = host_of_rank.get()
-    if host_of is None:
-        return f"rank{plural} {_ranges(numbers)}"
-    by_host: dict[str, list[int]] = {}
-    for number in numbers:
-        by_host.setdefault(host_of(number), []).append(number)
-    return f"rank{plural} " + ", ".join(f"{_ranges(some)} (host {host})" for host, some in by_host.items())
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    parts: list[str] = []
-    start = previous = None
-    for number in [*numbers, None]:
-        if start is not None and (number is None or previous is None or number != previous + 1):
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-            start = None
-        if start is None:
-            start = number
-        previous = number
-    return ", ".join(parts)
 
 
 def misspelt(name: str, module: str, known: Iterable[str]) -> AttributeError:

@@ -93,6 +93,11 @@ class TaskOutput:
             sink = self._sink
             self._pass_on(lambda: sink.note(text))
 
+    def progress(self, text: str) -> None:
+        """Show a line of ours that changes, where a sink has one (``progress``); an empty text removes it."""
+        if (show := getattr(self._sink, "progress", None)) is not None:
+            self._pass_on(lambda: show(text))
+
     def forget(self) -> None:
         """Drop what was kept, which the result holds; later output is only passed on."""
         self._kept = 0

@@ -33,6 +33,7 @@ from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
     from nbparallel.channel.segment_client import SegmentClient
+    from nbparallel.session.diagnostics.doctor import Examination
     from nbparallel.session.monitoring.activity import SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
@@ -99,10 +100,8 @@ class Session:
         ranks_per_host: int | None = None,
         max_hosts: int | None = None,
     ) -> None:
-        self._names, self._tasks, self._ranks = make_parts(
-            world_size, start_method, launch, cluster, ranks_per_host, max_hosts
-        )
-        self._views = session_views.SessionViews(self._ranks, self._names, self._tasks)
+        parts = make_parts(world_size, start_method, launch, cluster, ranks_per_host, max_hosts)
+        self._names, self._tasks, self._ranks, self._views = parts
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place
         self._queue = CellQueue(self._session_lock, self._tasks, self._ranks, self._launch, self._finish)
@@ -278,8 +277,7 @@ class Session:
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``function(*args)`` on every rank; return the results in rank order.
 
-        Functions of ``__main__`` travel by value with their globals.  What they print is printed here, each
-        line behind its rank.  Raises as `pull` does.
+        Functions of ``__main__`` travel by value, with their globals.  What they print is printed here.
         """
         if not callable(function):
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
@@ -385,8 +383,12 @@ class Session:
         """Return what ranks do now, also while they start; takes half a millisecond and disturbs no rank."""
         return self._views.activity()
 
+    def examine(self) -> Examination:
+        """Return what prevents or slows down ranks on this machine, and on the hosts of a cluster."""
+        return self._views.examine(self.read_in_place)
+
     def timeline(self) -> Timeline | None:
-        """Return what each rank did when in the last cell or call that has ended; None before the first.
+        """Return what each rank did when in the last cell or call (None: there was none); refused on hosts.
 
         Of more than 2000 operations, or of many short ones, some are only counted (`RankRow.omitted`).
         """

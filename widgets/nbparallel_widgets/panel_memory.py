@@ -78,7 +78,7 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
                 "-" if rank.operations is None else f"{rank.operations:,}",
             )
             for rank in activity.ranks
-            if rank.state not in ("dead", "starting")
+            if rank.state not in ("dead", "starting", "unseen")
         ]
         head = ("rank", "own memory", "shared, touched", "shared, made", "operations")
         grids.append(Grid("Memory of each rank", head, rows, right=(1, 2, 3, 4)))

@@ -33,12 +33,15 @@ LETTERS_WIDE = 24
 """Letters of a bar in text."""
 _KINDS = (COMPUTING, WAITING, MOVING)
 _OWN = "own memory"
-_SUMS = "each bar adds up a rank's times; %parallel_timeline shows when"
+_SUMS = "each bar adds up a rank's times"
+_WHEN = "; %parallel_timeline shows when"
+"""Not where there are several hosts, each with a clock."""
 _HEIGHT = 14
 _HEIGHTS = {COMPUTING: 14, WAITING: 5, MOVING: 9}
 _LEAST = 0.4
 """Width of the narrowest piece, in percent of the axis."""
 _IMPORTANT = (
+    "unseen",
     "dead",
     "failed",
     "computing",
@@ -83,7 +86,10 @@ def ranks_html(activity: SessionActivity) -> str:
         f'<th scope="col" class="nbp-bar">{_axis(places, unit, end)}</th>'
         f'{names}<th scope="col" class="nbp-n nbp-own">{_OWN}</th>'
         f'<th scope="col" class="nbp-state">state</th></tr></thead><tbody>{rows}</tbody></table>'
-        + "".join(f"<p>{escape_html(line)}</p>" for line in (*_rest(activity, shown), *[_SUMS] * bool(end)))
+        + "".join(
+            f"<p>{escape_html(line)}</p>"
+            for line in (*_rest(activity, shown), *[_sums(activity)] * bool(end))
+        )
     )
 
 
@@ -94,7 +100,7 @@ def ranks_text(activity: SessionActivity) -> str:
     head = ("rank", f"{LETTERS_WIDE * ' '}", *(f"{LETTERS[kind]} {kind}" for kind in _KINDS), _OWN, "state")
     rows = [
         (
-            f"{'▶' if rank.rank in marked else ' '} {rank.rank}",
+            f"{'▶' if rank.rank in marked else ' '} {rank.rank}{_host(rank)}",
             _letters(rank, end),
             *_figures(rank, end),
             rank_text(rank, activity),
@@ -107,9 +113,13 @@ def ranks_text(activity: SessionActivity) -> str:
         tuple(cell.rjust(widths[i]) if i in right else cell for i, cell in enumerate(row))
         for row in [head, *rows]
     ]
-    axis = f"the bars end at {fixed_text(end, end)}; {_SUMS}" if end else ""
+    axis = f"the bars end at {fixed_text(end, end)}; {_sums(activity)}" if end else ""
     foot = "\n".join(line for line in (axis, *_rest(activity, shown)) if line)
     return Table(plain(sentence(activity)), aligned[0], aligned[1:], foot).text()
+
+
+def _sums(activity: SessionActivity) -> str:
+    return _SUMS + _WHEN * (not any(rank.host for rank in activity.ranks))
 
 
 def _before_it_begins(activity: SessionActivity) -> SessionActivity:
@@ -166,10 +176,14 @@ def _row(rank: RankActivity, activity: SessionActivity, end: float, marked: bool
     cells = "".join(f'<td class="nbp-n">{figure}</td>' for figure in (*figures, own))
     mark, kind = ("▶ ", ' class="nbp-marked"') if marked else ("", "")
     return (
-        f'<tr{kind}><th scope="row" class="nbp-rank">{mark}rank {rank.rank}</th>'
+        f'<tr{kind}><th scope="row" class="nbp-rank">{mark}rank {rank.rank}{escape_html(_host(rank))}</th>'
         f'<td class="nbp-bar">{_bar(rank, end, lines)}</td>{cells}'
         f'<td class="nbp-state">{escape_html(rank_text(rank, activity))}</td></tr>'
     )
+
+
+def _host(rank: RankActivity) -> str:
+    return rank.host and f" (host {rank.host})"
 
 
 def _bar(rank: RankActivity, end: float, lines: str) -> str:

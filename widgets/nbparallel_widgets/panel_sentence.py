@@ -20,6 +20,7 @@ _CODE = re.compile(r"`(.+?)`")
 _VERBS = {
     "failed": ("has failed", "have failed"),
     "dead": ("is dead", "are dead"),
+    "unseen": ("is not seen", "are not seen"),
     "computing": ("computes", "compute"),
     "moving": ("moves data", "move data"),
     "waiting": ("waits", "wait"),
@@ -79,6 +80,8 @@ def marked_ranks(activity: SessionActivity) -> frozenset[int]:
 
 def rank_text(rank: RankActivity, activity: SessionActivity) -> str:
     """Return what a rank does: ``waiting for rank 2 in all_reduce, line 3``."""
+    if rank.state == "unseen":
+        return rank.operation
     if rank.state == "dead":
         return f"{_cause(rank)}; the next cell starts it again"
     if rank.state == "idle":
@@ -104,7 +107,7 @@ def rank_text(rank: RankActivity, activity: SessionActivity) -> str:
 
 def took_part(rank: RankActivity) -> bool:
     """Return whether the cell that runs, or ran last, is or was on this rank."""
-    return rank.state not in ("idle", "starting") or bool(
+    return rank.state not in ("idle", "starting", "unseen") or bool(
         rank.computing or rank.waiting or rank.moving or rank.finished
     )
 

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+from nbparallel.errors import naming_hosts
 from nbparallel.errors.text.escaping import encodable
 from nbparallel_magics.output.block_writer import BlockWriter
 from nbparallel_magics.output.layout import (
@@ -25,7 +26,7 @@ from nbparallel_magics.output.layout import (
     in_arrival_order,
     is_value,
 )
-from nbparallel_magics.output.live_lines import LiveLines, last_state
+from nbparallel_magics.output.live_lines import NO_RANK, LiveLines, last_state
 from nbparallel_magics.output.overflow import LogFolder, OverflowLog
 from nbparallel_magics.output.publisher import Publisher
 from nbparallel_magics.output.screen import moves_cursor
@@ -143,6 +144,13 @@ class CellOutput:
             self._notes.append((encodable(text), bool(self._arrivals)))
             self._wake()
 
+    def progress(self, text: str) -> None:
+        """Show a line of our own that changes in its place; an empty text removes it."""
+        if self._in_place and text:
+            self._draw(NO_RANK, "stdout", f"\r{text}\x1b[K")
+        elif self._in_place and self._lines.has(NO_RANK, "stdout"):
+            self.clear(NO_RANK, wait=False)
+
     def finish(self) -> None:
         """Show what is left, in its final order; what comes later is shown as it comes.
 
@@ -155,7 +163,7 @@ class CellOutput:
         self._ended.set()
         if (ticker := self._ticker) is not None:
             ticker.join()
-        with self._showing:
+        with self._showing, naming_hosts({}):  # labels are those of lines that came while the cell ran
             self._show_final()
             self._forget()
         with self._lock:

@@ -14,6 +14,8 @@ INTERVAL = 0.2
 """Seconds between two states that are shown."""
 CHEAP_LINES = 16
 """With more lines the states come less often, so that as much is shown in a second."""
+NO_RANK = -1
+"""In the place of a rank: a line of our own."""
 LINES_OF_A_RANK = 3
 """Shown while the cell runs: bars inside each other, and some that have ended."""
 
@@ -108,4 +110,5 @@ def last_state(arrivals: Iterable[Arrival]) -> str:
 
 
 def _labelled(lines: Iterable[tuple[int, str]]) -> str:
-    return "\n".join(f"[{rank_list((rank,))}] {text}" for rank, text in lines)
+    labels = ((rank_list((rank,)) if rank != NO_RANK else "nbparallel", text) for rank, text in lines)
+    return "\n".join(f"[{label}] {text}" for label, text in labels)

@@ -37,32 +37,33 @@ class SegmentsView(TableView):
         rows = [
             (
                 _names([*record.names, *of_ranks.get(record.segment, ())]) or NO_NAME,
+                record.host,
                 size_text(record.nbytes),
                 used_by(record),
                 "no rank" if record.read_only else "every process" if record.writable else record.maker,
                 record.strategy or "?",
                 record.maker,
                 record.phase,
-                f"{record.segment:#x}",
+                f"{record.segment & (1 << 64) - 1:#x}",
             )
             for record in seen.segments[:SHOWN]
         ]
         return Table(
             f"shared memory of this session: {total(seen)}",
-            ("names", "size", "used by", "written by", "strategy", "made by", "phase", "segment"),
+            ("names", "host", "size", "used by", "written by", "strategy", "made by", "phase", "segment"),
             rows,
             "\n".join([*_no_name_line(rows), *self._foot()]),
-        )
+        ).without_empty_columns()
 
     def _names_of_ranks(self) -> dict[int, list[str]]:
-        """Return the names that ranks gave to memory in each segment, with the ranks."""
+        """Return the names of memory in each segment that is no array of this notebook's, with the ranks."""
         from nbparallel.wire.inspection import Origin
 
         found: dict[int, list[str]] = {}
         for record in self.names.names:
             places: dict[int, list[int]] = {}
             for rank, seen in record.ranks.items():
-                if seen.origin is Origin.OWN and seen.segment:
+                if seen.origin is not Origin.SHARED and seen.segment:
                     places.setdefault(seen.segment, []).append(rank)
             for segment, ranks in places.items():
                 found.setdefault(segment, []).append(f"{record.name} ({rank_list(ranks)})")

@@ -26,20 +26,18 @@ class StatusView(TableView):
         rows = [
             (
                 str(rank.rank),
+                rank.host,
                 rank.state,
                 _doing(rank),
                 *_times(rank),
-                size_text(rank.private_nbytes),
-                size_text(rank.mapped_nbytes),
-                str(rank.threads),
-                str(rank.pid),
+                *_process(rank),
             )
             for rank in seen.ranks
         ]
         return Table(
             f"{len(rows)} rank{'s' * (len(rows) != 1)}, started by {seen.start_method}",
             (
-                "rank", "state", "in", "computing", "waiting", "moving", "operations", "own memory",
+                "rank", "host", "state", "in", "computing", "waiting", "moving", "operations", "own memory",
                 "shared pages", "threads", "pid",
             ),
             rows,
@@ -48,8 +46,17 @@ class StatusView(TableView):
 
     def _shared(self) -> str:
         seen = self.statistics
-        room = "" if seen.free_nbytes is None else f", {size_text(seen.free_nbytes)} more would fit"
+        where = " on each host" * any(rank.host for rank in seen.ranks)
+        room = "" if seen.free_nbytes is None else f", {size_text(seen.free_nbytes)} more would fit{where}"
         return f"shared memory ({seen.strategy}): {total(seen)}{room}"
+
+
+def _process(rank: RankStatistics) -> tuple[str, ...]:
+    """Return what its process uses; nothing if that cannot be seen."""
+    if not rank.pid:
+        return ("",) * 4
+    memory = size_text(rank.private_nbytes), size_text(rank.mapped_nbytes)
+    return (*memory, str(rank.threads), str(rank.pid))
 
 
 def _times(rank: RankStatistics) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from nbparallel_magics import flags
+from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def show(state: ExtensionState, save: str | None) -> None:
             "the --async cell still runs: wait for it with %parallel_result, then its timeline is there"
         )
     session = state.running_session()
-    timeline = None if session is None else session.timeline()
+    with brief_errors():  # there is none on several hosts
+        timeline = None if session is None else session.timeline()
     if timeline is None:
         flags.TIMELINE.error("no cell has run on these ranks yet: run a %%parallel cell first")
     if save is None:

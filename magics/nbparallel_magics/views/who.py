@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nbparallel.errors import rank_list
+from nbparallel.errors import host_of_rank, rank_list
 from nbparallel.errors.text.table import Table, TableView
 
 if TYPE_CHECKING:
@@ -39,7 +39,12 @@ class WhoView(TableView):
         groups: dict[str, list[int]] = {}
         for rank, seen in record.ranks.items():
             groups.setdefault(_looks(seen, record), []).append(rank)
-        return "\n".join(f"{rank_list(ranks)}: {looks}" for looks, ranks in groups.items())
+        return "\n".join(f"{self._who(ranks)}: {looks}" for looks, ranks in groups.items())
+
+    def _who(self, ranks: Sequence[int]) -> str:
+        """Return ranks as a list, which would be long if it named all hosts."""
+        everywhere = host_of_rank.get() is not None and set(ranks) == set(self.names.answered)
+        return "these ranks" if everywhere else rank_list(ranks)
 
     def _foot(self) -> Iterator[str]:
         seen = self.names
@@ -54,8 +59,11 @@ class WhoView(TableView):
             yield f"busy with a cell, and not asked: {rank_list(seen.busy)}"
         if seen.dead:
             yield f"dead, and back at the next cell without variables: {rank_list(seen.dead)}"
+        problems: dict[str, list[int]] = {}
         for rank, problem in seen.silent.items():
-            yield f"rank {rank} did not answer{': ' + problem if problem else ' within a second'}"
+            problems.setdefault(problem, []).append(rank)
+        for problem, ranks in problems.items():
+            yield f"{rank_list(ranks)} did not answer{': ' + problem if problem else ' within a second'}"
 
 
 def _looks(seen: VariableInfo, record: NameStatistics) -> str:

@@ -72,6 +72,7 @@ class DaskCluster:
             raise TypeError("the client was made with asynchronous=True: make one without, for this session")
         if self._client.status != RUNNING:
             raise ValueError(f"the client is {self._client.status}: make a new one")
+        self.address: str = self._client.scheduler.address
         self._topic = f"nbp-{secrets.token_hex(6)}"
         self._anchors: dict[str, DaskAnchor] = {}
         self._count = itertools.count()
@@ -243,4 +244,5 @@ def _reply(reply: Any) -> dict[str, Any]:
         if reply.get("status") != "uncaught-error":
             return reply
         reply = reply.get("exception_text", "uncaught error")
-    return {"error": f"its worker process ended, or the connection broke ({reply!r})"}
+    what = type(reply).__name__ if isinstance(reply, BaseException) else reply
+    return {"error": f"its worker process ended, or the connection broke ({what})"}

@@ -41,7 +41,6 @@ from nbparallel.distributed.collectives.movements import (
 from nbparallel.distributed.collectives.reduce import array_part
 from nbparallel.distributed.collectives.scalars import check_number
 from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
-from nbparallel.distributed.runtime.host_boundary import boundary_error
 from nbparallel.distributed.runtime.host_door import HostDoor, Octets
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
@@ -53,9 +52,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     read_only,
 )
 from nbparallel.distributed.slots.fingerprint import fingerprint
-from nbparallel.errors import (
-    IN_PLACE,
-)
+from nbparallel.errors import IN_PLACE, HostBoundaryError
 from nbparallel.sharing.tensors import is_module, is_tensor
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
@@ -97,8 +94,11 @@ class HostOperations:
     def check(self, name: str, *, async_op: bool, view: bool) -> bool:
         """Whether the operation of this name is built; raises if it is not in this form."""
         if name in BUILT and (async_op or view):
-            others = [rank for rank in range(self._size) if rank not in self._place.ranks]
-            raise boundary_error(self._place, others, f"{name}({'async_op' if async_op else 'view'}=True)")
+            form = "async_op" if async_op else "view"
+            raise HostBoundaryError(
+                f"{name}({form}=True) on host {self._place.name} needs a group of this host's ranks: leave "
+                f"{form} out, or pass group=dist.host_group()"
+            )
         return name in BUILT
 
     # -- operations ----------------------------------------------------------------------------------------
@@ -118,8 +118,10 @@ class HostOperations:
         mine = self._rank == root
         array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
         if array is None and is_module(x):
-            others = [rank for rank in range(self._size) if rank not in self._place.ranks]
-            raise boundary_error(self._place, others, "broadcast of a module of torch")
+            raise HostBoundaryError(
+                f"broadcast of a module of torch on host {self._place.name} needs a group of this host's "
+                "ranks: broadcast its state_dict(), which every rank loads, or pass group=dist.host_group()"
+            )
         if mine or array is None:
             found = self.move(local, BROADCAST, (x,) if mine else (), (), root, False, until)
             return x if mine else found

@@ -8,9 +8,9 @@ from nbparallel.errors import HostBoundaryError, rank_list
 from nbparallel.wire.identity import WorldPlace
 
 INSTEAD = (
-    "what crosses hosts is barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, "
-    "reduce_scatter and all_to_all of all ranks, without async_op and view, in a cell on all ranks: use one "
-    "of these, or pass group=dist.host_group(), the ranks of this host"
+    "only barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, reduce_scatter and all_to_all "
+    "cross hosts, in a cell on all ranks: use one of these, or pass group=dist.host_group(), the ranks of "
+    "this host"
 )
 
 

@@ -56,6 +56,8 @@ class Finding:
     """What was seen."""
     advice: str = ""
     """What to do; empty if there is nothing to do."""
+    host: str = ""
+    """The host that it is about; empty: this machine."""
 
 
 class Examination(TableView, tuple[Finding, ...]):
@@ -71,9 +73,11 @@ class Examination(TableView, tuple[Finding, ...]):
             for state in (Severity.PROBLEM, Severity.WARNING)
             if counts[state]
         ]
-        rows = [(f.subject, f.state.name.lower(), _paragraphs(f)) for f in self]
-        title = f"this machine: {', '.join(wrong)}" if wrong else "this machine: nothing is wrong"
-        return Table(title, ("what", "state", "seen, and what to do"), rows)
+        rows = [(f.host, f.subject, f.state.name.lower(), _paragraphs(f)) for f in self]
+        where = "this machine and the hosts" if any(f.host for f in self) else "this machine"
+        title = f"{where}: {', '.join(wrong)}" if wrong else f"{where}: nothing is wrong"
+        head = ("host", "what", "state", "seen, and what to do")
+        return Table(title, head, rows).without_empty_columns()
 
 
 def _paragraphs(finding: Finding) -> str:

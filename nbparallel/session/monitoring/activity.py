@@ -50,9 +50,9 @@ class RankActivity:
     state: str
     """``idle``, ``starting``, ``computing``, ``waiting``, ``moving`` (in an operation), ``finished`` (its
     part of the cell that still runs is over), ``failed``, ``interrupted``, ``released`` (because another
-    rank failed) or ``dead``."""
+    rank failed), ``dead`` or ``unseen`` (its host does not answer, or is lost)."""
     operation: str
-    """The operation that it waits or moves in; of a dead rank, how it ended."""
+    """The operation that it waits or moves in; of a dead rank, how it ended; of an unseen one, why it is."""
     line: int
     """The line of the cell that it is on: of its operation, or the first of the statement that it computes; 0
     unknown."""
@@ -80,6 +80,8 @@ class RankActivity:
     """Shared memory that its process has touched, in bytes, whichever process made it."""
     last_line: int = 0
     """The last line of the statement that it computes, which may be a whole loop; 0 unknown."""
+    host: str = ""
+    """The name of its host; empty: this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,8 @@ class ActivityReader:
         else:
             look = _Look(pool.control, clock, record, starting, totals, now)
             ranks = tuple(look.rank(handle) for handle in list(pool.handles))
-        pairs = PairTotals((), ()) if clock.running else self._pair_totals(record, len(ranks))
+        known = not clock.running and self._ranks.hosts is None  # those of one host are no matrix
+        pairs = self._pair_totals(record, len(ranks)) if known else PairTotals((), ())
         return SessionActivity(
             running=clock.running,
             number=clock.number,
@@ -176,7 +179,7 @@ class ActivityReader:
             failed_line=clock.failed_line,
             failed_between=clock.failed_between,
             limit_nbytes=self._limit_nbytes(now),
-            culprits=_culprits(ranks),
+            culprits=culprits_of(ranks),
             waited=pairs.waited,
             moved=pairs.moved,
         )
@@ -327,7 +330,7 @@ def _awaited(control: ControlView, slot: SlotRecord) -> tuple[int, ...]:
     return tuple(rank for rank in others if words[control.word_arrive(rank)] < slot.target)
 
 
-def _culprits(ranks: Sequence[RankActivity]) -> tuple[int, ...]:
+def culprits_of(ranks: Sequence[RankActivity]) -> tuple[int, ...]:
     """Return the ranks that others wait for, and that wait for none."""
     waiting = {rank.rank for rank in ranks if rank.state == "waiting"}
     return tuple(sorted({other for rank in ranks for other in rank.waits_for} - waiting))

@@ -39,7 +39,7 @@ class SharedSegment:
     phase: str
     """``live``, or ``released``: other processes than its maker hold it."""
     maker: str
-    """``notebook``, ``rank 2``, or ``ended rank``."""
+    """``notebook``, ``rank 2``, ``ended rank``, or ``host b``, where it was sent as the notebook's."""
     ranks: tuple[int, ...]
     """Ranks that have it, ascending."""
     notebook: bool
@@ -50,6 +50,8 @@ class SharedSegment:
     """Whether no process may: a file that the notebook opened for reading only."""
     names: tuple[str, ...]
     """The notebook's names of arrays in it, views included, sorted."""
+    host: str = ""
+    """The host whose memory it is; empty: this machine's."""
 
 
 @dataclass(frozen=True, slots=True)

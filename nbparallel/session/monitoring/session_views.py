@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nbparallel import sharing
 
 if TYPE_CHECKING:
+    from nbparallel.session.diagnostics.doctor import Examination
     from nbparallel.session.monitoring.activity import ActivityReader, SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
 
 def load_views() -> None:
     """Import what the methods below need: an installation may have removed the files when they are called."""
-    from nbparallel.session.monitoring import activity, segments, statistics, timeline, who  # noqa: F401
+    from nbparallel.session.monitoring import (  # noqa: F401
+        activity,
+        joined_views,
+        segments,
+        statistics,
+        timeline,
+        who,
+    )
 
 
 class SessionViews:
@@ -70,6 +78,12 @@ class SessionViews:
 
             self._reader = activity.ActivityReader(self._ranks, self._names, self._tasks)
         return self._reader.read()
+
+    def examine(self, read_in_place: bool) -> Examination:
+        """Return what was found on this machine."""
+        from nbparallel.session.diagnostics.doctor import examine
+
+        return examine(self._ranks.start_method, read_in_place=read_in_place)
 
     def timeline(self) -> Timeline | None:
         """Return the timeline of the last cell."""

@@ -57,14 +57,16 @@ class RankStatistics:
     """Seconds of that cell in which it was in operations and did not wait."""
     operations: int | None
     """Operations of that cell; None: not known now."""
+    host: str = ""
+    """The name of its host; empty: this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionStatistics:
-    """A session at one moment."""
+    """A session at one moment; of one on several hosts, sums over those that answered."""
 
     session: str
-    """Its id."""
+    """Its id; empty on hosts, as each has its own, like the two processes below."""
     start_method: str
     """``forkserver`` or ``spawn``."""
     world_size: int
@@ -74,7 +76,7 @@ class SessionStatistics:
     strategy: str
     """Sharing strategy for new arrays."""
     supervisor_pid: int
-    """Process that starts and watches the ranks."""
+    """Process that starts and watches the ranks; 0: one on each host."""
     template_pid: int
     """Process that ranks are forked from; 0 without one."""
     ranks: tuple[RankStatistics, ...]
@@ -88,7 +90,7 @@ class SessionStatistics:
     pooled_nbytes: int
     """Memory that this process and the ranks keep for the next arrays, in bytes."""
     free_nbytes: int | None
-    """Bytes that the machine, or the container, still allows; None if unknown."""
+    """Bytes that the machine, or the container, still allows, on hosts the fullest one; None if unknown."""
     ledger_answered: bool
     """Whether the supervisor reported its ledger; False: `SharedSegment.ranks` is not complete."""
     descriptors: int

@@ -71,15 +71,9 @@ def compare(
     reports : mapping
         Rank -> its reply.
     """
-    here = {
-        name: describe_variable(name, value, store)
-        for name, value in list(namespace.items())
-        if _is_users(name, value, hidden)
-    }
     known = {
         rank: {s.name: s for s in answer.names} for rank, answer in reports.items() if not answer.problem
     }
-    everything = sorted({*here, *(name for names in known.values() for name in names)})
     dead = tuple(handle.rank for handle in handles if not handle.alive)
     busy = tuple(h.rank for h in handles if h.busy and h.rank not in (*reports, *dead))
     silent = {
@@ -88,15 +82,31 @@ def compare(
         if handle.rank not in (*known, *busy, *dead)
     }
     return SessionNames(
-        names=tuple(
-            _compared(name, here, {rank: names[name] for rank, names in known.items() if name in names})
-            for name in everything
-        ),
+        names=compare_names(namespace, hidden, store, known),
         answered=tuple(sorted(known)),
         busy=busy,
         dead=dead,
         silent=silent,
         left_out=sum(answer.left_out for answer in reports.values()),
+    )
+
+
+def compare_names(
+    namespace: Mapping[str, Any],
+    hidden: Mapping[str, Any],
+    store: Store,
+    known: Mapping[int, Mapping[str, VariableInfo]],
+) -> tuple[NameStatistics, ...]:
+    """Compare the notebook's names with what each rank has by each name, as far as that is known."""
+    here = {
+        name: describe_variable(name, value, store)
+        for name, value in list(namespace.items())
+        if _is_users(name, value, hidden)
+    }
+    everything = sorted({*here, *(name for names in known.values() for name in names)})
+    return tuple(
+        _compared(name, here, {rank: names[name] for rank, names in known.items() if name in names})
+        for name in everything
     )
 
 

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from nbparallel import sharing
+from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
@@ -13,7 +14,7 @@ from nbparallel.session.processes.limits import check_world_size, usable_cpus
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 
 START_METHODS = ("forkserver", "spawn")
-SessionParts = tuple[NameDelivery, TaskDispatcher, ElasticPool]
+SessionParts = tuple[NameDelivery, TaskDispatcher, ElasticPool, SessionViews]
 
 
 def make_parts(
@@ -39,4 +40,5 @@ def make_parts(
     check_world_size(size)
     names = NameDelivery(sharing.current_store())
     tasks = TaskDispatcher(names)
-    return names, tasks, ElasticPool(int(size), start_method, launch, names, tasks.output_of)
+    ranks = ElasticPool(int(size), start_method, launch, names, tasks.output_of)
+    return names, tasks, ranks, SessionViews(ranks, names, tasks)

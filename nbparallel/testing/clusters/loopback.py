@@ -168,6 +168,9 @@ class Loopback:
         Of each.
     """
 
+    address = "loopback://"
+    """It is inside of this process."""
+
     def __init__(self, names: Sequence[str], cpus: int = 2) -> None:
         self._names, self._cpus = sorted(names), cpus
         self._handler: EventHandler | None = None

@@ -1,0 +1,160 @@
+"""One view of a session on several hosts, made of what each host's session sees of its own ranks.
+
+Ranks have the numbers of the whole session there.  Numbers of segments are each host's: here they get the
+host's number above theirs.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from nbparallel import sharing
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of
+from nbparallel.session.monitoring.segments import NOTEBOOK, SharedSegment
+from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics
+from nbparallel.session.monitoring.who import SessionNames, compare_names
+from nbparallel.session.results import CellClock
+from nbparallel.wire.identity import WorldPlace
+from nbparallel.wire.inspection import Origin, VariableInfo
+from nbparallel.wire.system import open_descriptors, process_limit
+
+UNSEEN = "unseen"
+"""State of a rank whose host does not answer, or is lost."""
+_HOST_BITS = 64
+"""Of a segment's number, below the host's."""
+
+
+def join_activity(
+    place: WorldPlace,
+    seen: Mapping[str, SessionActivity],
+    missing: Mapping[str, str],
+    clock: CellClock,
+    *,
+    starting: tuple[int, ...] = (),
+    moving: tuple[str, int] | None = None,
+) -> SessionActivity:
+    """Return what happens on all hosts; `missing`: why some say nothing, `clock`: the whole cell's."""
+    known = {rank.rank: rank for activity in seen.values() for rank in activity.ranks}
+
+    def of_rank(rank: int, host: str) -> RankActivity:
+        if rank in starting or rank in known:
+            found = known.get(rank) or RankActivity(rank, 0, "starting", "", 0, (), 0.0, 0.0, 0.0, 0)
+            return replace(found, host=host)
+        return RankActivity(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
+
+    ranks = _awaited_anywhere(tuple(of_rank(rank, host) for rank, host in _places(place)))
+    ended = max((rank.finished for rank in ranks), default=0.0)
+    running = [activity.seconds for activity in seen.values() if activity.running]
+    limits = [activity.limit_nbytes for activity in seen.values()]
+    return SessionActivity(
+        running=clock.running,
+        number=clock.number,
+        seconds=max(running, default=0.0) if clock.running else ended,
+        ranks=ranks,
+        strategy=", ".join(sorted({activity.strategy for activity in seen.values()})),
+        segments=sum(activity.segments for activity in seen.values()),
+        nbytes=sum(activity.nbytes for activity in seen.values()),
+        pooled_nbytes=sum(activity.pooled_nbytes for activity in seen.values()),
+        phase="starting" if starting else "moving" if moving is not None else clock.phase,
+        moving_name="" if moving is None else moving[0],
+        moving_nbytes=0 if moving is None else moving[1],
+        starting_ranks=len(starting),
+        failed_rank=clock.failed_rank,
+        failed_line=clock.failed_line,
+        failed_between=clock.failed_between,
+        limit_nbytes=None if None in limits or not limits else sum(limit or 0 for limit in limits),
+        culprits=culprits_of(ranks),
+    )
+
+
+def _awaited_anywhere(ranks: tuple[RankActivity, ...]) -> tuple[RankActivity, ...]:
+    """Return the ranks, of which none waits for one that waits too: a host does not see those of others."""
+    waiting = {rank.rank for rank in ranks if rank.state == "waiting"}
+    return tuple(
+        replace(rank, waits_for=tuple(other for other in rank.waits_for if other not in waiting))
+        if {ranks[other].host for other in rank.waits_for} - {rank.host}
+        else rank
+        for rank in ranks
+    )
+
+
+def join_statistics(
+    place: WorldPlace, seen: Mapping[str, SessionStatistics], missing: Mapping[str, str], start_method: str
+) -> SessionStatistics:
+    """Return a picture of all hosts; `missing`: why some say nothing."""
+    parts = list(seen.values())
+    known = {rank.rank: rank for part in parts for rank in part.ranks}
+    free = [part.free_nbytes for part in parts if part.free_nbytes is not None]
+
+    def of_rank(rank: int, host: str) -> RankStatistics:
+        if rank in known:
+            return replace(known[rank], host=host)
+        nothing = 0, 0, 0, missing.get(host, ""), 0, 0, 0, 0, 0.0, 0.0, 0.0, None
+        return RankStatistics(rank, 0, UNSEEN, *nothing, host=host)
+
+    segments = [_of_host(segment, host, place) for host, part in seen.items() for segment in part.segments]
+    return SessionStatistics(
+        session="",
+        start_method=start_method,
+        world_size=place.world_size,
+        epoch=max((part.epoch for part in parts), default=0),
+        strategy=", ".join(sorted({part.strategy for part in parts})),
+        supervisor_pid=0,
+        template_pid=0,
+        ranks=tuple(of_rank(rank, host) for rank, host in _places(place)),
+        segments=tuple(sorted(segments, key=lambda record: (-record.nbytes, record.segment))),
+        shared_segments=sum(part.shared_segments for part in parts),
+        shared_nbytes=sum(part.shared_nbytes for part in parts),
+        pooled_nbytes=sum(part.pooled_nbytes for part in parts),
+        free_nbytes=min(free, default=None),
+        ledger_answered=all(part.ledger_answered for part in parts),
+        descriptors=open_descriptors() or 0,
+        descriptor_limit=process_limit(resource.RLIMIT_NOFILE)[0] or 0,
+    )
+
+
+def join_names(
+    place: WorldPlace,
+    seen: Mapping[str, SessionNames],
+    missing: Mapping[str, str],
+    namespace: Mapping[str, Any],
+    hidden: Mapping[str, Any],
+) -> SessionNames:
+    """Return the names of the notebook and of all ranks; what the notebook's arrays are there are copies."""
+    known: dict[int, dict[str, VariableInfo]] = {}
+    for host, part in seen.items():
+        for record in part.names:
+            for rank, info in record.ranks.items():
+                known.setdefault(rank, {})[record.name] = _sent(info, host, place)
+    parts = list(seen.values())
+    silent = {rank: why for part in parts for rank, why in part.silent.items()}
+    return SessionNames(
+        names=compare_names(namespace, hidden, sharing.current_store(), known),
+        answered=tuple(rank for part in parts for rank in part.answered),
+        busy=tuple(rank for part in parts for rank in part.busy),
+        dead=tuple(rank for part in parts for rank in part.dead),
+        silent=silent | {rank: missing[host] for rank, host in _places(place) if host in missing},
+        left_out=sum(part.left_out for part in parts),
+    )
+
+
+def _places(place: WorldPlace) -> Iterator[tuple[int, str]]:
+    return ((rank, host) for host, ranks in place.by_host.items() for rank in ranks)
+
+
+def _number(segment: int, host: str, place: WorldPlace) -> int:
+    return segment and segment + (place.hosts.index(host) + 1 << _HOST_BITS)
+
+
+def _of_host(record: SharedSegment, host: str, place: WorldPlace) -> SharedSegment:
+    maker = f"host {host}" if record.maker == NOTEBOOK else record.maker
+    number = _number(record.segment, host, place)
+    return replace(record, segment=number, maker=maker, notebook=False, host=host)
+
+
+def _sent(info: VariableInfo, host: str, place: WorldPlace) -> VariableInfo:
+    info = replace(info, segment=_number(info.segment, host, place))
+    return replace(info, origin=Origin.COPIED, as_delivered=True) if info.origin is Origin.SHARED else info
