@@ -38,13 +38,11 @@ class AssertSame(OperationBase):
             On the caller: something in `x` cannot be compared.  Nothing was sent to the other ranks.
         """
         limit = deadline(timeout)
-        state = self._group_state(group)
+        state = self._group_state(group, crosses=True)
         digest = digest_of(flatten(x, exact=True))
 
         def exchange(value: Any) -> list[Any]:
-            return self._run(
-                state, limit, lambda c, until: c.exchange_values(Operation.assert_same, x, value, until)
-            )
+            return self._exchange_values(state, Operation.assert_same, x, value, limit)
 
         if len(set(exchange(digest))) == 1:
             return

@@ -145,10 +145,8 @@ class DataParallel(OperationBase):
             n, _whole(batch_size, "batch_size", 1), _whole(epoch, "epoch", 0), _whole(seed, "seed", 0),
             bool(shuffle), bool(drop_last),
         )  # fmt: skip
-        state = self._group_state(group)
-        replies: list[BatchSchedule] = self._run(
-            state, None, lambda c, until: c.exchange_values(Operation.batches, arrays[0], plan, until)
-        )
+        state = self._group_state(group, crosses=True)
+        replies: list[BatchSchedule] = self._exchange_values(state, Operation.batches, arrays[0], plan, None)
         text = disagreement(dict(zip(state.ranks, replies, strict=True)))
         if text:
             raise CollectiveMismatchError(
@@ -227,13 +225,16 @@ class DataParallel(OperationBase):
                 except BaseException as error:
                     context.failed(error)
                     raise
-        state = self._group_state(group)
+        state = self._group_state(group, crosses=True)
         if self._last_call is None:
             self._last_call = LastCall()
         gradients = checked_gradients(
             arrays, weight, bucket_nbytes, len(state.ranks), context, self._last_call
         )
-        self._run(state, limit, average, gradients, context, compared)
+        if self._across is not None and group is None:
+            self._run(state, limit, self._across.average, gradients)
+        else:
+            self._run(state, limit, average, gradients, context, compared)
         return arrays
 
 

@@ -20,6 +20,7 @@ rank by rank inside a host, then host by host, so that every rank gets the same 
 from __future__ import annotations
 
 import functools
+import marshal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,9 @@ from nbparallel.distributed.collectives.movements import (
 )
 from nbparallel.distributed.collectives.reduce import array_part
 from nbparallel.distributed.collectives.scalars import check_number
+from nbparallel.distributed.data_parallel.gradients import Gradients, average_declared, check_declarations
 from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
+from nbparallel.distributed.runtime.host_boundary import inside_only
 from nbparallel.distributed.runtime.host_door import HostDoor, Octets
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
@@ -52,7 +55,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     read_only,
 )
 from nbparallel.distributed.slots.fingerprint import fingerprint
-from nbparallel.errors import IN_PLACE, HostBoundaryError
+from nbparallel.errors import IN_PLACE
 from nbparallel.sharing.tensors import is_module, is_tensor
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
@@ -95,10 +98,7 @@ class HostOperations:
         """Whether the operation of this name is built; raises if it is not in this form."""
         if name in BUILT and (async_op or view):
             form = "async_op" if async_op else "view"
-            raise HostBoundaryError(
-                f"{name}({form}=True) on host {self._place.name} needs a group of this host's ranks: leave "
-                f"{form} out, or pass group=dist.host_group()"
-            )
+            raise inside_only(self._place, f"{name}({form}=True)", f"leave {form} out")
         return name in BUILT
 
     # -- operations ----------------------------------------------------------------------------------------
@@ -118,10 +118,8 @@ class HostOperations:
         mine = self._rank == root
         array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
         if array is None and is_module(x):
-            raise HostBoundaryError(
-                f"broadcast of a module of torch on host {self._place.name} needs a group of this host's "
-                "ranks: broadcast its state_dict(), which every rank loads, or pass group=dist.host_group()"
-            )
+            instead = "broadcast its state_dict(), which every rank loads"
+            raise inside_only(self._place, "broadcast of a module of torch", instead)
         if mine or array is None:
             found = self.move(local, BROADCAST, (x,) if mine else (), (), root, False, until)
             return x if mine else found
@@ -165,12 +163,32 @@ class HostOperations:
         operator = operator_for(operator, array.dtype)
         if not array.flags.writeable:
             raise read_only(x, IN_PLACE.format("all_reduce"))
-        in_place = array.flags.c_contiguous
-        flat = (array if in_place else np.ascontiguousarray(array)).reshape(-1)
-        self._combine(local, Operation.all_reduce, operator, flat, array.shape, None, until)
-        if not in_place:
-            array[...] = flat.reshape(array.shape)
+        self._combine_in_place(local, Operation.all_reduce, operator, array, until)
         return x
+
+    def average(self, local: GroupCollectives, gradients: Gradients, until: int | None) -> None:
+        """Replace arrays by their averages; what ranks declare of them travels with the calls."""
+        plan, mine = gradients.plan, gradients.declaration(self._context.memory)
+        calls = self._meeting.meet(local, Operation.average_gradients, plan.label, until, value=mine)
+        declared = []
+        for host, ranks in enumerate(self._hosts):
+            for rank in ranks:
+                word, weight, spans = marshal.loads(calls[rank].value)
+                declared.append((word, weight, [(one + (host << 64), *span) for one, *span in spans]))
+        _, total = check_declarations(declared, range(self._size))
+
+        def reduce(flat: AnyArray, op: str) -> None:
+            operator = operator_for(find_operator(op), flat.dtype)
+            self._combine_in_place(local, Operation.average_gradients, operator, flat, until)
+
+        average_declared(gradients, total, reduce)
+
+    def exchange_values(
+        self, local: GroupCollectives, operation: Operation, value: Any, until: int | None
+    ) -> list[Any]:
+        """Return the values of all ranks, as one step of an operation."""
+        calls = self._meeting.meet(local, operation, fingerprint(operation.name), until, value=value)
+        return [call.value for call in calls]
 
     def reduce(self, local: GroupCollectives, x: Any, root: int, op: str, until: int | None) -> Any:
         """Return the combination on `root`, where a writable array is filled; None elsewhere."""
@@ -329,6 +347,16 @@ class HostOperations:
         came = self._to_all(part, until)
         for place, found in zip(bounds, self._of_hosts(came, part), strict=True):
             flat[place] = found
+
+    def _combine_in_place(
+        self, local: GroupCollectives, operation: Operation, operator: Operator, array: AnyArray,
+        until: int | None,
+    ) -> None:  # fmt: skip
+        in_place = array.flags.c_contiguous
+        flat = (array if in_place else np.ascontiguousarray(array)).reshape(-1)
+        self._combine(local, operation, operator, flat, array.shape, None, until)
+        if not in_place:
+            array[...] = flat.reshape(array.shape)
 
     def _to_all(self, mine: AnyArray, until: int | None) -> dict[int, list[memoryview]]:
         return self._meeting.exchange({host: [_octets(mine)] for host in range(self._count)}, until)

@@ -23,6 +23,7 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import in_kind_of
 from nbparallel.distributed.work import Tickets, Work, combined_work
 from nbparallel.sharing.tensors import is_tensor
+from nbparallel.wire.control import Operation
 
 T = TypeVar("T")
 GroupLike = Group | None
@@ -96,9 +97,14 @@ class OperationBase:
             raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
         return OperationCall(self, name, state, deadline_ns, async_op, view, across)
 
-    def _group_state(self, group: GroupLike) -> GroupState:
-        """Return the state of a group for a collective that begins now; raises if none can begin."""
+    def _group_state(self, group: GroupLike, *, crosses: bool = False) -> GroupState:
+        """Return the state of a group for a collective that begins now; raises if none can begin.
+
+        With `crosses` it is one that is over the world of several hosts as well.
+        """
         context = self._context
+        if crosses and group is None and self._across is not None and context.ready:
+            return self._group_table.world
         if group is None:
             if not (context.ready and context.whole):
                 context.refuse(world=True)
@@ -134,6 +140,14 @@ class OperationBase:
             context.failed(error)
             raise
         return value
+
+    def _exchange_values(
+        self, state: GroupState, operation: Operation, shown: Any, value: Any, deadline_ns: int | None
+    ) -> list[Any]:
+        """Return the values of all members, as one step of an operation that was called with `shown`."""
+        if self._across is not None and state is self._group_table.world:
+            return self._run(state, deadline_ns, self._across.exchange_values, operation, value)
+        return self._run(state, deadline_ns, GroupCollectives.exchange_values, operation, shown, value)
 
     def _run_step(self, call: Callable[[], T]) -> T:
         """Run one step of an operation that needs no group state."""

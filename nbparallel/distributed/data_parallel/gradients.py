@@ -17,7 +17,7 @@ import math
 import numbers
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -321,10 +321,17 @@ def _average_declared(
     same, total = check_declarations([marshal.loads(data) for data in found], ranks)
     if not same:
         raise mismatch(tell((plan.listing(), plan.bucket_nbytes)), ranks)
+    average_declared(gradients, total, lambda flat, op: reduction.run(flat, op, deadline_ns))
+
+
+def average_declared(
+    gradients: Gradients, total: float | None, reduce: Callable[[AnyArray, str], object]
+) -> None:
+    """Average arrays, given the sum of all weights, by a reduction that combines one array of all ranks."""
     factor = None if total is None or gradients.weight is None else gradients.weight / total
-    for flat in _flat_buckets(arrays, plan):
+    for flat in _flat_buckets(gradients.arrays, gradients.plan):
         _scale(flat, factor)
-        reduction.run(flat, "avg" if factor is None else "sum", deadline_ns)
+        reduce(flat, "avg" if factor is None else "sum")
 
 
 def _declare(

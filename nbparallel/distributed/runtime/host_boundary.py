@@ -8,9 +8,9 @@ from nbparallel.errors import HostBoundaryError, rank_list
 from nbparallel.wire.identity import WorldPlace
 
 INSTEAD = (
-    "only barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, reduce_scatter and all_to_all "
-    "cross hosts, in a cell on all ranks: use one of these, or pass group=dist.host_group(), the ranks of "
-    "this host"
+    "only barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, reduce_scatter, all_to_all "
+    "and dist's average_gradients, assert_same and batches cross hosts, in a cell on all ranks: use one of "
+    "these, or pass group=dist.host_group(), the ranks of this host"
 )
 
 
@@ -22,3 +22,11 @@ def elsewhere(hosts: WorldPlace | None, ranks: Iterable[int]) -> list[int]:
 def boundary_error(hosts: WorldPlace, others: Iterable[int], what: str) -> HostBoundaryError:
     """Return the error about `what`, which would need ranks of other hosts."""
     return HostBoundaryError(f"{what} on host {hosts.name} needs {rank_list(others)}, and {INSTEAD}")
+
+
+def inside_only(hosts: WorldPlace, what: str, instead: str) -> HostBoundaryError:
+    """Return the error about a form of an operation that is not built over hosts, and what to do instead."""
+    return HostBoundaryError(
+        f"{what} on host {hosts.name} needs a group of this host's ranks: {instead}, or pass "
+        "group=dist.host_group()"
+    )
