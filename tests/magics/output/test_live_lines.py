@@ -142,6 +142,31 @@ def test_clearing_takes_back_the_lines_of_its_rank() -> None:
     assert page.text == "[rank 1] 1: 41 %\n"
 
 
+def test_a_bar_of_our_own_goes_when_it_is_over() -> None:
+    """What came before it stays."""
+    out = CellOutput(page := Page())
+    out.note("early")
+    out.progress("sending x: |███   | 1.0 MiB of 2.0 MiB")
+    wait_for(page, "[nbparallel] early\n[nbparallel] sending x: |███   | 1.0 MiB of 2.0 MiB\n")
+    out.progress("sending x: |██████| 2.0 MiB of 2.0 MiB")
+    out.progress("")
+    out.progress("")
+    out.stream(0, "stdout", "done\n")
+    out.finish()
+    assert page.text == "[nbparallel] early\n[rank 0] done\n"
+
+
+@pytest.mark.parametrize("order", ["rank", "stream"])
+def test_where_nothing_can_be_replaced_there_is_no_bar_of_our_own(order: str) -> None:
+    """As in a file; what ranks draw is shown when it has ended."""
+    out = CellOutput(page := Page(can_live=False), order=order)
+    out.progress("sending x")
+    out.progress("")
+    out.stream(0, "stdout", "done\n")
+    out.finish()
+    assert page.text == "[rank 0] done\n"
+
+
 def test_bars_stay_live_when_the_page_is_shown_again() -> None:
     """A rank's `clear_output` clears the page: text and lines of the others are there again."""
     out = CellOutput(page := Page())
