@@ -97,7 +97,8 @@ CELL = _cell_flags(
             "Run the cell on parallel ranks; the first such cell starts them.  Ranks keep their variables\n"
             "from cell to cell, see the notebook's names, and share its numpy arrays without a copy.\n"
             "Each rank has: rank, world_size, rng, send, recv, broadcast, all_reduce, gather, scatter and\n"
-            "so on, dist (every operation), nbp (the package); %parallel_stop ends all ranks.\n\n"
+            "so on, dist (every operation), nbp (the package); %parallel_stop ends all ranks.\n"
+            "On hosts of %parallel_cluster, what you write into an array here is seen after %parallel_push.\n\n"
             "  dist.shard(x)          on a rank: its own part of an array or a list\n"
             "  %parallel x.mean()     one line on all ranks: the flags, then the code\n"
             "  %config NbParallel     what holds where a flag is not given (-n, --timeout, ...)",
@@ -210,7 +211,7 @@ WHO = MagicParser(
 )
 DOCTOR = MagicParser(
     "%parallel_doctor",
-    "Check this machine: what prevents ranks or shared memory, and what to do about it.\n"
+    "Check this machine, and hosts in use: what prevents ranks or shared memory, and what to do about it.\n"
     "Inspects limits, the container, memory, CPUs, sharing strategies, versions; starts and changes nothing.",
     "%parallel_doctor",
 )

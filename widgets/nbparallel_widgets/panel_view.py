@@ -16,6 +16,7 @@ from nbparallel_widgets.panel_sheet import STALE, STYLE, details_html, folded_ht
 
 NOTHING_YET = "known when a cell has ended"
 """What a fold opens before there is anything."""
+NOT_ON_HOSTS = "not known of ranks on several hosts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,13 @@ class PanelView:
     def _folded(self) -> dict[str, str]:
         if self.activity is None:
             return {}
+        empty = NOT_ON_HOSTS if any(rank.host for rank in self.activity.ranks) else NOTHING_YET
         grids = {
             "segments": segment_grids(self.activity, self.segments),
             "matrices": matrix_grids(self.activity),
         }
         return {
-            name: "".join(grid.html() for grid in found) or _paragraph(NOTHING_YET)
+            name: "".join(grid.html() for grid in found) or _paragraph(empty)
             for name, found in grids.items()
         }
 

@@ -140,6 +140,7 @@ def test_what_ranks_do_while_a_cell_runs(hosts: nbp.Session, tmp_path: Path) -> 
     assert [rank.operations for rank in seen.ranks] == [1] * 4
     assert hosts.activity().ranks[0].computing == seen.ranks[0].computing
     assert "%parallel_timeline" not in str(PanelView(seen))
+    assert "not known of ranks on several hosts" in PanelView(seen)._repr_html_()
 
 
 def test_the_rank_that_failed_is_marked(hosts: nbp.Session) -> None:
