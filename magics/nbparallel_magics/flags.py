@@ -98,7 +98,7 @@ CELL = _cell_flags(
             "from cell to cell, see the notebook's names, and share its numpy arrays without a copy.\n"
             "Each rank has: rank, world_size, rng, send, recv, broadcast, all_reduce, gather, scatter and\n"
             "so on, dist (every operation), nbp (the package); %parallel_stop ends all ranks.\n"
-            "On hosts of %parallel_cluster, what you write into an array here is seen after %parallel_push.\n\n"
+            "On hosts of %parallel_cluster, what you write into an array is seen after %parallel_push.\n\n"
             "  dist.shard(x)          on a rank: its own part of an array or a list\n"
             "  %parallel x.mean()     one line on all ranks: the flags, then the code\n"
             "  %config NbParallel     what holds where a flag is not given (-n, --timeout, ...)",
