@@ -15,14 +15,13 @@ from benchmarks.operations.growth import Row
 from benchmarks.operations.parts import least, pretend
 from benchmarks.operations.trials import TRIALS, Setting
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import run_ranks
+from nbparallel.testing.ranks import parts_of, run_ranks
 from nbparallel.wire.control import GENERATIONS
 
 BATCH_SECONDS = 0.001
 """The least of many batches counts."""
 WARM = 2
 """Calls by which ranks learn what others pass: later slots look alike."""
-_COUNTERS = ("number", "arrivals", "generation", "_all_done")
 
 
 def work_alone(ranks: int, rows: Sequence[Row]) -> list[float]:
@@ -58,17 +57,16 @@ def work_alone(ranks: int, rows: Sequence[Row]) -> list[float]:
 
 def _without_others(c: Communicator, call: Callable[[], object]) -> float:
     """Return the time of a call; afterwards all words and counters are as they were."""
-    protocol, staging = c._world.protocol, c._world._staging
-    area = protocol.area
+    collectives = parts_of(c).collectives
+    area, counting = collectives.protocol.area, (collectives.protocol, collectives.staging)
     words = {word: area.words[word] for word in (*area.arrive, *area.done)}
-    counters, position = {name: getattr(protocol, name) for name in _COUNTERS}, staging._position
+    counters = [dict(vars(part)) for part in counting]
     pretend(c)
     began = time.perf_counter()
     call()
     found = least(call, max(1, int(BATCH_SECONDS / (time.perf_counter() - began))))
     for word, value in words.items():
         area.words[word] = value
-    for name, value in counters.items():
-        setattr(protocol, name, value)
-    staging._position = position
+    for part, before in zip(counting, counters, strict=True):
+        vars(part).update(before)
     return found

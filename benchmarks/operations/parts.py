@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.point_to_point.ring import RECORD, RingWriter
-from nbparallel.testing.ranks import context_of
+from nbparallel.distributed.point_to_point.ring import RingWriter
+from nbparallel.testing.ranks import context_of, parts_of
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER
+from nbparallel.wire.control_layout import RECORD
 
 FAR = 1 << 60
 ROUNDS = 60
@@ -36,24 +37,21 @@ def least(call: Callable[[], object], times: int, ready: Callable[[], object] = 
 
 def pretend(c: Communicator) -> None:
     """Let all others have arrived at every meeting to come, and be done with it."""
-    protocol = c._world.protocol
-    for _, arrive, _ in protocol._peers[0]:
-        protocol._words[arrive] = FAR
-    for _, done in protocol._readers:
-        protocol._words[done] = FAR
+    area = parts_of(c).collectives.protocol.area
+    for i in area.others:
+        area.words[area.arrive[i]] = area.words[area.done[i]] = FAR
 
 
 def mirror(c: Communicator, call: Callable[[], object]) -> None:
     """Let the others' slots of all generations hold what this rank writes there when it calls."""
-    protocol, waiter = c._world.protocol, c._world.protocol._waiter
-    announce = waiter.announce
-    octets, nbytes = protocol._octets, SLOT_HEADER + protocol.payload_nbytes
+    protocol, waiter = parts_of(c).collectives.protocol, context_of(c).waiter
+    announce, area = waiter.announce, protocol.area
+    nbytes = SLOT_HEADER + area.payload_nbytes
 
     def copy(*arguments: Any) -> None:
-        mine = protocol._mine[protocol.generation] * 8
-        for _, _, slot in protocol._peers[protocol.generation]:
-            start = slot * 8
-            octets[start : start + nbytes] = bytes(octets[mine : mine + nbytes])
+        mine, *others = (area.slots[i][protocol.generation] for i in (area.index, *area.others))
+        for start in others:
+            area.octets[start : start + nbytes] = area.octets[mine : mine + nbytes]
         announce(*arguments)
 
     waiter.announce = copy  # type: ignore[method-assign]
@@ -67,25 +65,25 @@ def parts_of_all_reduce(c: Communicator) -> Seconds:
     pretend(c)
     x = np.zeros(1)
     mirror(c, lambda: c.all_reduce(x))
-    reduction, protocol = c._world.all_reduce, c._world.protocol
-    plan = reduction._plans["sum", x.dtype, x.shape]
-    views = plan.views[0]
-    assert views is not None, "all slots were used"
+    protocol, waiter = parts_of(c).collectives.protocol, context_of(c).waiter
+    area = protocol.area
+    first, second, *more = (
+        np.ndarray(x.shape, x.dtype, area.buffer, start) for start in protocol.payload_starts(0)
+    )
     found = {"whole": least(lambda: c.all_reduce(x), 2000), "call": least(lambda: None, 2000)}
-    others = len(views) - 1
 
     def numpy_calls() -> None:
-        views[0][...] = x
-        plan.ufunc(views[0], views[1], out=x)
-        for view in views[2:]:
-            plan.ufunc(x, view, out=x)
+        first[...] = x
+        np.add(first, second, out=x)
+        for view in more:
+            np.add(x, view, out=x)
 
     found["numpy"] = least(numpy_calls, 2000) - found["call"]
-    found["fence"] = least(protocol._waiter.fence, 2000) - found["call"]
-    words, at = protocol._words, protocol._arrive
+    found["fence"] = least(waiter.fence, 2000) - found["call"]
+    words, at = area.words, area.arrive[area.index]
 
     def look_and_write() -> None:
-        for _ in range(others):
+        for _ in area.others:
             words[at], words[at], words[at]
         words[at] = words[at] = words[at] = words[at] = 0
 
@@ -97,20 +95,24 @@ def parts_of_all_reduce(c: Communicator) -> Seconds:
 def parts_of_ping_pong(c: Communicator) -> Seconds:
     """Return what a send and a recv of 8 bytes take, and their parts."""
     x, peer = np.zeros(1), 1
-    sender = c._sender
-    out, into = sender.rings[peer], c._receiver.rings[peer]
-    assert sender.send_short(x, peer, 0), "a short array takes the shortest path"
-    record = sender._make_head(x, 0, 0) + x.tobytes()
+    view, waiter = context_of(c).view, context_of(c).waiter
+    words, octets, layout = view.words, view.octets, view.layout
+    tail, head = layout.tail_word(c.rank, peer), layout.head_word(c.rank, peer)
+    start, before = layout.ring_byte(c.rank, peer), words[tail]
+    assert parts_of(c).sender.send_short(x, peer, 0), "a short array takes the shortest path"
+    record = bytes(octets[start + before : start + before + RECORD.unpack_from(octets, start + before)[0]])
+    meta = record[RECORD.size : len(record) - x.nbytes]
+    out = parts_of(c).sender.rings[peer]
     count = out.capacity // (len(record) + 64) - 2
-    words = out._words
 
     def taken() -> None:
-        words[out._head] = out.position
+        words[head] = out.position
 
-    theirs = RingWriter(c._view, context_of(c).waiter, peer, c.rank)
+    theirs = RingWriter(view, waiter, peer, c.rank)
+    theirs_head, into = layout.head_word(peer, c.rank), layout.ring_byte(peer, c.rank)
 
     def fill() -> None:
-        words[theirs._head] = theirs.position
+        words[theirs_head] = theirs.position
         for _ in range(count):
             if not theirs.put_contiguous(record):
                 theirs.put(record)  # around the ring's end
@@ -122,21 +124,19 @@ def parts_of_ping_pong(c: Communicator) -> Seconds:
         "recv": least(lambda: c.recv(x, src=peer), count, fill),
     }
     found["whole"] = found["send"] + found["recv"]
-    octets, start = into._octets, into._start
-    meta = sender._packer.meta(x)
 
     def numpy_calls() -> None:
         x.tobytes()
-        x[...] = np.ndarray(x.shape, x.dtype, octets, start + RECORD.size + len(meta))
+        x[...] = np.ndarray(x.shape, x.dtype, octets, into + RECORD.size + len(meta))
 
     def bytes_moved() -> None:
-        octets[start : start + len(record)] = record
-        RECORD.unpack_from(octets, start)
-        bool(octets[start + RECORD.size : start + RECORD.size + len(meta)] != meta)
+        octets[into : into + len(record)] = record
+        RECORD.unpack_from(octets, into)
+        bool(octets[into + RECORD.size : into + RECORD.size + len(meta)] != meta)
 
     found["numpy"] = least(numpy_calls, 2000) - call
     found["words"] = least(bytes_moved, 2000) - call
-    found["fence"] = 2 * (least(context_of(c).waiter.fence, 2000) - call)
+    found["fence"] = 2 * (least(waiter.fence, 2000) - call)
     found["line"] = least(context_of(c).call_site.line, 2000) - call
-    words[out._tail] = words[out._head] = 0  # the other rank has taken nothing, and looks when it ends
+    words[tail] = words[head] = 0  # the other rank has taken nothing, and looks when it ends
     return found

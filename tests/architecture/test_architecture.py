@@ -126,13 +126,13 @@ def _is_wall_clock(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and ast.unparse(function) == "time.time"
 
 
-def test_tests_use_public_names() -> None:
-    """No test and no program of one uses a private attribute of the library; `nbparallel.testing` may."""
+def test_others_use_public_names() -> None:
+    """No test and no benchmark uses a private attribute of the library; `nbparallel.testing` may."""
     names = private_names(TREE)
     found = [
         f"{_name(path)}, line {line}: {name}"
         for path in TREE.files
-        if path.is_relative_to(ROOT / "tests")
+        if path.is_relative_to(ROOT / "tests") or path.is_relative_to(ROOT / "benchmarks")
         for line, name in reached_names(path.read_text(), names)
     ]
     assert not found, "\n".join(found)

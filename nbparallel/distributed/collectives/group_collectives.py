@@ -40,19 +40,19 @@ class GroupCollectives:
         self._context, self._area = context, area
         self.protocol = SlotProtocol(context, area)
         pending_slots = PendingSlots(context, self.protocol)
-        self._staging = StagingBuffers(context, self.protocol)
+        self.staging = StagingBuffers(context, self.protocol)
         self.in_place = InPlaceReading(context, self.protocol)
-        self.all_reduce = AllReduce(context, self.protocol, self._staging, self.in_place)
+        self.all_reduce = AllReduce(context, self.protocol, self.staging, self.in_place)
         self._scans = [
-            Scan(context, self.protocol, self._staging, exclusive=exclusive) for exclusive in (False, True)
+            Scan(context, self.protocol, self.staging, exclusive=exclusive) for exclusive in (False, True)
         ]
         self._locating = {
-            operation: MaxLoc(context, self.protocol, self._staging, self.in_place, operation)
+            operation: MaxLoc(context, self.protocol, self.staging, self.in_place, operation)
             for operation in (Operation.maxloc, Operation.minloc)
         }
-        self._broadcast = Broadcast(context, self.protocol, self._staging, self.in_place)
-        self._reduce = Reduce(context, self.protocol, self._staging, self.in_place)
-        self._exchange = Exchange(context, pending_slots, self._staging, self.in_place)
+        self._broadcast = Broadcast(context, self.protocol, self.staging, self.in_place)
+        self._reduce = Reduce(context, self.protocol, self.staging, self.in_place)
+        self._exchange = Exchange(context, pending_slots, self.staging, self.in_place)
         self._movements = Movements(area.ranks, area.index)
         self.nonblocking = NonblockingCalls(area.ranks, area.index)
         self.pending = ProgressEngine(pending_slots, self._exchange, self._changed)
@@ -155,12 +155,12 @@ class GroupCollectives:
     def release_staging(self) -> None:
         """Release the staging buffers, unless a member may read them; the next use makes others."""
         if self.protocol.all_done() >= self.protocol.number:
-            self._staging.close()
+            self.staging.close()
             self.in_place.close()
 
     def close(self) -> None:
         """Release all memory."""
-        self._staging.close()
+        self.staging.close()
         self.in_place.close()
         self._exchange.close()
         for reduction in (self.all_reduce, *self._scans, *self._locating.values()):
