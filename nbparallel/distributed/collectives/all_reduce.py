@@ -8,7 +8,8 @@ where they lie (`in_place`) if all are private and large; else they go through t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,25 @@ class ReductionSignature:
         self.nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
         self.operation = operation
         self.may_differ = False
-        """Whether ranks that bring different content get no error: see `average_if_same`."""
+        """Whether ranks that bring different content get no error: see `Averaging`."""
         self.inline = self.nbytes <= inline_nbytes
         self.fused = dtype.kind in operator.inexact_kinds
         """Whether the result is computed in an array of its own: in one layout on all ranks."""
         self.special = self.fused or operator.finish is not None
         self.views: list[list[AnyArray] | None] = [None] * GENERATIONS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Averaging:
+    """The operator of `average_gradients`: an average of arrays whose forms ranks compare their own way.
+
+    Equal to itself alone, which makes it a quick key.
+    """
+
+    label: Callable[[AnyArray], Fingerprint | None]
+    """Returns what stands for all that a rank passed, of which an array is one; None: there is no average."""
+    may_differ: bool
+    """Whether this reduction is the one by which ranks compare what they passed."""
 
 
 class AllReduce:
@@ -92,19 +106,27 @@ class AllReduce:
         # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
         self.inline_nbytes = min(protocol.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
         self._plans: dict[object, ReductionSignature] = {}
-        self._averages: dict[int, list[ReductionSignature]] = {}
         self._fingerprints: dict[tuple[str, str], Fingerprint] = {}
 
-    def run(self, x: Any, op: str, deadline_ns: int | None) -> Any:
-        """Combine `x` of all ranks; an array in place."""
+    def run(self, x: Any, op: str | Averaging, deadline_ns: int | None, line: int = 0) -> Any:
+        """Combine `x` of all ranks; an array in place, which is returned.
+
+        With `Averaging` only plain and writable arrays.  It returns None if there is no average, and nothing
+        was begun; and False, on all ranks, if they passed different arrays, and nothing was written.
+
+        Parameters
+        ----------
+        line : int
+            The line that calls it, if that is known: looking for it takes a twentieth of a small operation.
+        """
         if type(x) is not np.ndarray:
             return self._all_reduce_other(x, op, deadline_ns)
         try:
             plan = self._plans.get((op, x.dtype, x.shape))
         except TypeError:
             plan = None  # a list, say, cannot be looked up; what an operator is will be said below
-        if plan is None:
-            plan = self._plan(op, x)
+        if plan is None and (plan := self._plan(op, x)) is None:
+            return None
         if not x.flags.writeable:
             raise ReadOnlyArrayError(IN_PLACE.format(self._operation.name))
         context, protocol = self._context, self._protocol
@@ -115,87 +137,45 @@ class AllReduce:
         context.operations += 1
         context.nbytes += plan.nbytes
         if not plan.inline:
-            self._all_reduce_large(x, plan, span)
+            same = self._all_reduce_large(x, plan, span)
             protocol.release()
-            return x
+            return x if same else False
         generation = protocol.next_generation()
         views = plan.views[generation] or self._views(plan, generation, x)
         same = protocol.exchange_inline(
-            plan.operation, plan.fingerprint, context.call_site.line(), x, span, views
+            plan.operation, plan.fingerprint, line or context.call_site.line(), x, span, views
         )
         if not same:
-            protocol.compare()
+            if not plan.may_differ:
+                protocol.compare()
+            elif not protocol.agree():
+                protocol.release()
+                return False
         if not same or (span is not None and not protocol.spans.disjoint(protocol.generation)):
             protocol.check_overlap(protocol.bits())
         self.combine_slots(plan, views, x)
         protocol.release()
         return x
 
-    def average_if_same(
-        self, arrays: Iterable[AnyArray], operation: Operation, label: Fingerprint, deadline_ns: int | None
-    ) -> bool:
-        """Average writable arrays if all ranks bring the same; False on every rank: nothing was done.
-
-        What ranks bring is compared in the first reduction.  One method for all of them, because a reduction
-        of a small array takes little longer than the look-ups and calls that lead to it.
-
-        Parameters
-        ----------
-        arrays : iterable of array
-            An iterator is asked for the next one when the one before has been averaged.
-        operation, label : Operation, Fingerprint
-            What the user called; `label` is another one for other shapes or dtypes of `arrays`.
-        """
-        context, protocol = self._context, self._protocol
-        if self._size == 1:
-            return True
-        signatures = self._averages.get(label.word)
-        if signatures is None:
-            if len(self._averages) >= MAX_PLANS:
-                self._averages.clear()
-            signatures = self._averages[label.word] = []
-        line = context.call_site.line()
-        protocol.deadline_ns = deadline_ns
-        for i, x in enumerate(arrays):
-            if i == len(signatures):
-                signatures.append(self._plan("avg", x) if i else self._first_average(x, operation, label))
-            plan = signatures[i]
-            span = None if x.base is None else self._memory.span_of(x)
-            context.operations += 1
-            context.nbytes += plan.nbytes
-            if plan.inline:
-                generation = protocol.next_generation()
-                views = plan.views[generation] or self._views(plan, generation, x)
-                same = protocol.exchange_inline(plan.operation, plan.fingerprint, line, x, span, views)
-                if not same:
-                    if not plan.may_differ:
-                        protocol.compare()
-                    elif not protocol.agree():
-                        protocol.release()
-                        return False
-                if not same or (span is not None and not protocol.spans.disjoint(protocol.generation)):
-                    protocol.check_overlap(protocol.bits())
-                self.combine_slots(plan, views, x)
-            elif not self._all_reduce_large(x, plan, span):
-                protocol.release()
-                return False
-            protocol.release()
-        return True
-
-    def _first_average(self, x: AnyArray, operation: Operation, label: Fingerprint) -> ReductionSignature:
-        operator = operator_for(find_operator("avg"), x.dtype)
-        plan = ReductionSignature(operation, operator, x.dtype, x.shape, self.inline_nbytes)
-        plan.fingerprint, plan.may_differ = label, True
-        return plan
+    def line(self) -> int:
+        """Return the line of the cell that calls the operation."""
+        return self._context.call_site.line()
 
     def _remember(self, key: object, plan: ReductionSignature) -> None:
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         self._plans[key] = plan
 
-    def _plan(self, op: str, x: AnyArray) -> ReductionSignature:
-        operator = operator_for(find_operator(op), x.dtype)
-        plan = ReductionSignature(self._operation, operator, x.dtype, x.shape, self.inline_nbytes)
+    def _plan(self, op: str | Averaging, x: AnyArray) -> ReductionSignature | None:
+        operation, name, label = self._operation, op, None
+        if isinstance(op, Averaging):
+            operation, name, label = Operation.average_gradients, "avg", op.label(x)
+            if label is None:
+                return None
+        operator = operator_for(find_operator(name), x.dtype)
+        plan = ReductionSignature(operation, operator, x.dtype, x.shape, self.inline_nbytes)
+        if isinstance(op, Averaging) and label is not None:
+            plan.fingerprint, plan.may_differ = label, op.may_differ
         self._remember((op, x.dtype, x.shape), plan)
         return plan
 
@@ -296,7 +276,7 @@ class AllReduce:
         generation = self._protocol.generation
         return plan.views[generation] or self._views(plan, generation, x)
 
-    def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+    def _all_reduce_other(self, x: Any, op: Any, deadline_ns: int | None) -> Any:
         operator = find_operator(op)
         array = as_operand(x)
         if array is not None:
@@ -329,4 +309,3 @@ class AllReduce:
     def close(self) -> None:
         """Drop the cached views of the slots."""
         self._plans.clear()
-        self._averages.clear()

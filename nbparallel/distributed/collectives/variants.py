@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.collectives.all_reduce import AllReduce, ReductionSignature
+from nbparallel.distributed.collectives.all_reduce import AllReduce, Averaging, ReductionSignature
 from nbparallel.distributed.collectives.direct import direct_scan
 from nbparallel.distributed.collectives.scalars import check_number, combine_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers
@@ -40,9 +40,9 @@ class Scan(AllReduce):
         self._exclusive = exclusive
         self._count = self._index if exclusive else self._index + 1
 
-    def run(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+    def run(self, x: Any, op: str | Averaging, deadline_ns: int | None, line: int = 0) -> Any:
         """Combine `x` of the lower ranks, and its own; None if there are none, and `x` is as before."""
-        found = super().run(x, op, deadline_ns)
+        found = super().run(x, op, deadline_ns, line)
         return found if self._count else None
 
     def _combine_numbers(self, operator: Operator, values: Sequence[Any]) -> Any:
@@ -74,13 +74,13 @@ class MaxLoc(AllReduce):
         """Return the best values of all members and their locations; `pairs` are those of this one."""
         return separate(self.run(pairs, "", deadline_ns))
 
-    def _plan(self, op: str, x: AnyArray) -> ReductionSignature:
+    def _plan(self, op: str | Averaging, x: AnyArray) -> ReductionSignature:
         operator = LOCATING[self._operation.name]
         plan = ReductionSignature(self._operation, operator, x.dtype, x.shape, self.inline_nbytes)
         self._remember((op, x.dtype, x.shape), plan)
         return plan
 
-    def _all_reduce_other(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+    def _all_reduce_other(self, x: Any, op: Any, deadline_ns: int | None) -> Any:
         return self._all_reduce_number(x, type(x[0]).__name__, LOCATING[self._operation.name], deadline_ns)
 
 

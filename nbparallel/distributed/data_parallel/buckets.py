@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.distributed.collectives.all_reduce import Averaging
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.sharing.tensors import shown_dtype
 
@@ -34,10 +35,12 @@ class BucketPlan:
     members: int
     label: Fingerprint
     """Equal where names, dtypes, shapes and the size of a bucket are."""
+    operators: tuple[Averaging, Averaging]
+    """Of the first bucket, by which ranks compare their labels, and of the others."""
     buckets: tuple[tuple[int, ...], ...]
     """Which arrays are reduced together: of one dtype, not empty; the largest bucket first."""
-    order: tuple[int, ...]
-    """The arrays in the order of the buckets if each is a bucket of its own; else empty."""
+    order: tuple[int, ...] | None
+    """If each array is a bucket of its own: their order, empty as they come; else None."""
 
     def fits(
         self, names: tuple[str, ...] | None, arrays: list[Any], bucket_nbytes: Any, members: int
@@ -47,15 +50,16 @@ class BucketPlan:
         A loop that compares: to look a plan up, by a key made of all forms, takes twice as long.
         """
         if (
-            names != self.names
+            len(arrays) != len(self.forms)
+            or names != self.names
             or members != self.members
             or type(bucket_nbytes) is not int
             or bucket_nbytes != self.bucket_nbytes
-            or len(arrays) != len(self.forms)
         ):
             return False
-        for x, (dtype, shape) in zip(arrays, self.forms, strict=True):
-            if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.writeable:
+        plain = np.ndarray
+        for x, (dtype, shape) in zip(arrays, self.forms):  # noqa: B905 - as many; a keyword takes as long as x
+            if type(x) is not plain or x.dtype is not dtype or x.shape != shape or not x.flags.writeable:
                 return False
         return True
 
@@ -81,16 +85,21 @@ def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, mem
     # A mismatch is found in the first reduction, for which the largest bucket of all ranks has to fit.
     buckets.sort(key=lambda bucket: -sum(sizes[i] for i in bucket))
     together = tuple(tuple(bucket) for bucket in buckets)
-    order = tuple(bucket[0] for bucket in together) if all(len(b) == 1 for b in together) else ()
-    return BucketPlan(names, forms, bucket_nbytes, members, label, together, order)
+    order = tuple(bucket[0] for bucket in together) if all(len(b) == 1 for b in together) else None
+    if order == tuple(range(len(forms))):
+        order = ()
+    operators = Averaging(lambda _: label, True), Averaging(lambda _: label, False)
+    return BucketPlan(names, forms, bucket_nbytes, members, label, operators, together, order)
 
 
-@functools.lru_cache(maxsize=64, typed=True)
-def label_of_one(dtype: np.dtype[Any], shape: tuple[int, ...], bucket_nbytes: int) -> Fingerprint | None:
-    """Return the label of a list of one array, None if it has to be checked further."""
-    if dtype.kind not in "fc" or 0 in shape or type(bucket_nbytes) is not int or bucket_nbytes < 1:
+def _label_of_one(x: np.ndarray[Any, Any]) -> Fingerprint | None:
+    if x.dtype.kind not in "fc" or not x.size:
         return None
-    return plan_of(None, ((dtype, shape),), bucket_nbytes, 1).label
+    return plan_of(None, ((x.dtype, x.shape),), BUCKET, 1).label
+
+
+ONE = Averaging(_label_of_one, True)
+"""The operator of a list of one array: as quick as an all_reduce, its plan is found by dtype and shape."""
 
 
 def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int, alone: int) -> list[list[int]]:

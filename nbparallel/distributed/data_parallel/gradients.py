@@ -15,6 +15,7 @@ from __future__ import annotations
 import marshal
 import math
 import numbers
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.arguments import overlapping_pair
+from nbparallel.distributed.collectives.all_reduce import AllReduce
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.data_parallel.buckets import BucketPlan, names_of, plan_of
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -82,6 +84,22 @@ class LastCall:
     """Its arrays, if all were shared; no two of them overlapped."""
     foreign: bool = False
     """As in `Gradients`, for those."""
+
+    def is_repeated_by(self, arrays: list[Any], bucket_nbytes: Any, members: int) -> BucketPlan | None:
+        """Return the plan if arrays are like those of the last call and no other rank could pass one."""
+        plan = self.plan
+        if plan is None or not plan.buckets or not plan.fits(None, arrays, bucket_nbytes, members):
+            return None
+        return plan if len(arrays) == 1 or (not self.foreign and self.are_apart(arrays)) else None
+
+    def are_apart(self, arrays: list[AnyArray]) -> bool:
+        """Whether no two can share memory: they are those of the last call, or each owns its memory."""
+        if len(arrays) == len(self.shared):
+            return all(map(operator.is_, map(operator.call, self.shared), arrays))
+        for x in arrays:
+            if x.base is not None:
+                return False
+        return len(set(map(id, arrays))) == len(arrays)
 
 
 def checked_gradients(
@@ -143,18 +161,8 @@ def _check_memory(
 
     Memory that this rank allocated is not: a rank that received it declares it.
     """
-    for x in arrays:
-        if x.base is not None:
-            break
-    else:
-        if len(set(map(id, arrays))) == len(arrays):
-            return False
-    if len(arrays) == len(last.shared):
-        for x, reference in zip(arrays, last.shared, strict=True):
-            if reference() is not x:
-                break
-        else:
-            return last.foreign
+    if last.are_apart(arrays):
+        return last.foreign and len(arrays) == len(last.shared)
     views = [x for x in arrays if x.base is not None]
     places = _places(views, context.memory)
     segments = {place.segment for place in places}
@@ -289,12 +297,11 @@ def average(
     compared : bool
         The first reduction has been tried already, and the ranks differ.
     """
-    plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.all_reduce
+    plan = gradients.plan
     if compared:
         declared = None
     elif gradients.weight is None and plan.buckets and not gradients.foreign:
-        buckets = _flat_buckets(arrays, plan)
-        if reduction.average_if_same(buckets, Operation.average_gradients, plan.label, deadline_ns):
+        if average_buckets(collectives.all_reduce, gradients.arrays, plan, deadline_ns):
             return
         declared = None
     else:
@@ -352,9 +359,23 @@ def _declare(
     return found
 
 
+def average_buckets(
+    reduction: AllReduce, arrays: list[AnyArray], plan: BucketPlan, deadline_ns: int | None
+) -> bool:
+    """Average arrays that no other rank could pass; False on all ranks: they differ, nothing was written."""
+    run, line, (averaging, others) = reduction.run, reduction.line(), plan.operators
+    for flat in _flat_buckets(arrays, plan):
+        if run(flat, averaging, deadline_ns, line) is False:
+            return False
+        averaging = others
+    return True
+
+
 def _flat_buckets(arrays: list[AnyArray], plan: BucketPlan) -> Iterable[AnyArray]:
     """Return the content of each bucket as one array, which is written back when the next is asked for."""
-    return [arrays[i] for i in plan.order] if plan.order else _packed(arrays, plan)
+    if plan.order is None:
+        return _packed(arrays, plan)
+    return [arrays[i] for i in plan.order] if plan.order else arrays
 
 
 def _packed(arrays: list[AnyArray], plan: BucketPlan) -> Iterator[AnyArray]:
