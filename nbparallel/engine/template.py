@@ -102,7 +102,7 @@ def _intermediate(
             os._exit(1)
         os.close(me)
         die_with_parent(supervisor)
-        os.setsid()
+        os.setpgid(0, 0)  # no session of its own: see `supervisor.children.start`
         from nbparallel.engine import main as engine
 
         engine.serve(*frame.fds, client=client)

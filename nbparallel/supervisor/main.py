@@ -183,7 +183,7 @@ class Supervisor:
         channel, stdout, stderr, segments = fds
         if self._options["start_method"] == "spawn":
             words = [*self._options["engine"], *map(str, (channel, segments, rank.client, os.getpid()))]
-            pid = children.start(words, [channel, segments], stdout=stdout, stderr=stderr, new_session=True)
+            pid = children.start(words, [channel, segments], stdout=stdout, stderr=stderr, new_group=True)
             self._set_pid(rank.client, pid)
             return
         if not self._template.connected:

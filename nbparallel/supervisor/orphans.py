@@ -3,7 +3,7 @@
 Whatever a rank started becomes the supervisor's child when its own parents have ended (a subreaper adopts).
 Its rank is known by what a process cannot easily lose, even after ``setsid`` and two forks:
 
-* its session (setsid(2)) is the one that the rank led; or
+* its process group (setpgid(2)) is the one that the rank led; or
 * it was executed, and its environment names the rank's client number; or
 * it was only forked, and has the rank's end of a socket open: exec closes it, fork does not.
 
@@ -67,7 +67,7 @@ class Orphans:
         state = process_state(pid)
         if state is None or state.letter in "ZX":
             return False
-        if any(state.session == dead.pid for dead in self._dead):
+        if any(state.group == dead.pid for dead in self._dead):
             return True
         variables = environment(pid)
         if any(dead.marks <= variables for dead in self._dead):

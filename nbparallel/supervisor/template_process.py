@@ -63,7 +63,7 @@ class TemplateProcess:
                     [theirs.fileno()],
                     stdout=self._log,
                     stderr=self._log,
-                    new_session=True,
+                    new_group=True,
                 )
             except OSError:
                 mine.close()

@@ -103,8 +103,8 @@ class ProcessState:
     """R, S, D, T, Z … as ps(1) explains them."""
     parent: int
     """Its parent's pid."""
-    session: int
-    """Pid of the leader of its session (setsid(2))."""
+    group: int
+    """Its process group (setpgid(2))."""
     started: int
     """As `Process.started`."""
     exiting: bool
@@ -134,7 +134,7 @@ def process_state(pid: int | str) -> ProcessState | None:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
         exiting = fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
-        return ProcessState(fields[0], int(fields[1]), int(fields[3]), int(fields[19]), exiting)
+        return ProcessState(fields[0], int(fields[1]), int(fields[2]), int(fields[19]), exiting)
     except (OSError, IndexError, ValueError):
         return None
 

@@ -19,6 +19,9 @@ def test_both_start_methods_work_and_leave_nothing(method: str) -> None:
     with Session(2, start_method=method) as session:
         assert session.run("rank").values == [0, 1]
         assert session.statistics().start_method == method
+        # Each leads a group, and none a session: else a rank that yields its processor yields it to no other.
+        places = session.run("import os\nos.getsid(0), os.getpgid(0) - os.getpid()").values
+        assert places == [(session.statistics().supervisor_pid, 0)] * 2
     assert session.closed
     with pytest.raises(RuntimeError, match="was stopped"):
         session.run("1")
