@@ -1,14 +1,15 @@
-"""Run all benchmarks: ``python -m benchmarks [--quick] [--only NAME …] [--output FILE]``."""
+"""Run all benchmarks: ``python -m benchmarks [--quick] [--only NAME … [--replace]] [--output FILE]``."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import sys
 from pathlib import Path
 
 from benchmarks import plots
-from benchmarks.report import PEERS, Section, installed, markdown
+from benchmarks.report import PEERS, Section, installed, markdown, replaced
 
 MODULES = (
     "startup.first_cell",
@@ -50,6 +51,9 @@ def main() -> int:
         "--only", nargs="+", choices=(*MODULES, *OPTIONAL), default=MODULES, help="some of the modules"
     )
     parser.add_argument("--output", type=Path, help=f"by default {plots.PAGE.name} when all modules ran")
+    parser.add_argument(
+        "--replace", action="store_true", help=f"write the sections of --only into {plots.PAGE.name}"
+    )
     options = parser.parse_args()
     for peer in PEERS:
         if not installed(peer):
@@ -64,6 +68,8 @@ def main() -> int:
         sections += found if isinstance(found, list) else [found]
     page = markdown(sections, "make bench" + (" ARGS=--quick" if options.quick else ""))
     print(page)
+    if options.replace:
+        plots.PAGE.write_text(functools.reduce(replaced, sections, plots.PAGE.read_text()))
     complete = tuple(options.only) == MODULES and not options.quick
     if options.output or complete:
         (options.output or plots.PAGE).write_text(page)

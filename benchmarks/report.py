@@ -126,18 +126,38 @@ def markdown(
         "A ratio says how many times longer the peer took. "
         "[What the figures mean](explanation/figures.md) says why aims are missed.",
     ]
-    for section in sections:
-        parts.append(f"## {section.title}")
-        rows = [
-            "| | nbparallel | peer | ratio | aim | |",
-            "|---|---|---|---|---|---|",
-            *(
-                f"| {f.what} | {f.value} | {f.peer} | {f'{f.ratio:.1f} ×' if f.ratio else '–'} | {f.aim} "
-                f"| {'' if f.met is None else 'met' if f.met else '**missed**'} |"
-                for f in section.figures
-            ),
-        ]
-        parts.append(section.table or "\n".join(rows))
-        if section.notes:
-            parts.append(section.notes)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *map(_text, sections)]) + "\n"
+
+
+def replaced(page: str, section: Section) -> str:
+    r"""Return the page of all figures with one section measured anew, which says so.
+
+    >>> page = replaced("# All\n\n## A\n\nold\n\n## B\n\nkept\n", Section("A", (), "new", "| table |"))
+    >>> "old" in page, page.index("| table |") < page.index("new") < page.index("## B"), page[-5:]
+    (False, True, 'kept\n')
+
+    Raises
+    ------
+    ValueError
+        The page has no section of that title.
+    """
+    head, found, rest = page.partition(f"\n## {section.title}\n")
+    if not found:
+        raise ValueError(f"the page has no section {section.title!r}")
+    _, following, rest = rest.partition("\n## ")
+    when = f"Measured anew on {time.strftime('%Y-%m-%d')}: {machine().partition(';')[0]}."
+    return f"{head}\n{_text(section)}\n\n{when}\n{following}{rest}"
+
+
+def _text(section: Section) -> str:
+    rows = [
+        "| | nbparallel | peer | ratio | aim | |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {f.what} | {f.value} | {f.peer} | {f'{f.ratio:.1f} ×' if f.ratio else '–'} | {f.aim} "
+            f"| {'' if f.met is None else 'met' if f.met else '**missed**'} |"
+            for f in section.figures
+        ),
+    ]
+    table = section.table or "\n".join(rows)
+    return "\n\n".join([f"## {section.title}", table, *([section.notes] if section.notes else [])])
