@@ -77,8 +77,7 @@ class PanelView:
             "matrices": matrix_grids(self.activity),
         }
         return {
-            name: "".join(grid.html() for grid in found) or _paragraph(empty)
-            for name, found in grids.items()
+            name: "".join(grid.html() for grid in found) or _paragraph(empty) for name, found in grids.items()
         }
 
     def _folded_text(self) -> str:
