@@ -77,6 +77,20 @@ def test_a_list_cannot_be_shared(shared_kernel: Kernel) -> None:
     assert len("".join(refused.traceback).splitlines()) == 1
 
 
+@pytest.mark.by_turns
+def test_an_array_that_a_cell_has_shown_has_no_other_owner(shared_kernel: Kernel) -> None:
+    """IPython keeps it in four places, which follow it into shared memory; a list of the user does not."""
+    kernel = with_ranks(shared_kernel)
+    kernel.run("import numpy as np\ng = np.zeros(3)\ng")
+    shared = kernel.run("%share g\nprint(_ is g)")
+    assert "still has the old array" not in shared.stderr + shared.stdout
+    assert "True" in shared.stdout
+    kernel.run("both = [np.ones(3)]\nw = both[0]\nw")
+    again = kernel.run("%share w")
+    assert "still has the old array" in again.stderr + again.stdout
+    kernel.run("del g, w, both")
+
+
 @pytest.mark.slow
 def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
     """The name of `-o` raises, however it is used, and says what to wait for; then it has the values."""

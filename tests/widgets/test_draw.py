@@ -190,6 +190,21 @@ def test_matrices_and_lists() -> None:
     assert "1 | 2 | … 3 more" in repr(DrawnView(drawn([], [elements])))
 
 
+def test_the_first_look_at_shared_memory_counts() -> None:
+    """What other ranks had written when a rank looked was not there before the cell."""
+
+    def look(*numbers: int) -> ShownValue:
+        blocks = tuple(ShownBlock(((n,),), 1, "1 int64", rank=rank) for rank, n in enumerate(numbers))
+        return ShownValue((ShownBlock((numbers,), 2, "2 int64"),), 0, numbers, True, 4, 0, 16, blocks)
+
+    reports = {
+        0: DrawnNames((look(5, 51),), (look(50, 51),), 20, 99),  # rank 1 has written its 51
+        1: DrawnNames((look(5, 6),), (look(5, 51),), 10, 50),
+    }
+    picture = boxes(DrawnValues(("x",), reports, number=1))
+    assert picture == [("5", "tinted"), ("6", "tinted"), ("50", "outlined"), ("51", "outlined")]
+
+
 def test_one_box_for_shared_memory() -> None:
     """What is the same memory on all ranks is drawn once; the first look and the last one count."""
     parts = [tuple(ShownBlock(((base + r,),), 9, "9 int64", rank=r) for r in range(2)) for base in (1, 5, 9)]

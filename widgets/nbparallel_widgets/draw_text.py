@@ -53,11 +53,14 @@ class NumberOrigins:
         self._ranks: dict[tuple[bool, Number], int] = {}
         self._is_now = is_now(drawn)
         self.complete = True
-        for rank, report in drawn.ranks.items():
+        looks: dict[tuple[int, int, int], ShownValue] = {}
+        for rank, report in sorted(drawn.ranks.items(), key=lambda item: item[1].before_ns):
             # a cell moves numbers from one name to another; now each name is by itself
             for value in report.after[index : index + 1] if self._is_now else report.before:
                 if value is None:
                     continue
+                if value.segment:  # to later looks at this memory, other ranks may have written already
+                    value = looks.setdefault((value.segment, value.start, value.stop), value)
                 self.complete = self.complete and value.complete
                 for number in value.numbers:
                     key = _key(number)

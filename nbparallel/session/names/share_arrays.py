@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -55,6 +55,10 @@ class MoveReport:
     """Lines for the user."""
 
 
+_Place: TypeAlias = tuple[MutableMapping[Any, Any], Any, Any]
+"""A mapping that may hold an array, under which key, and what it holds."""
+
+
 @dataclass(slots=True)
 class _Memory:
     """One block of private memory and the arrays that are known to view it."""
@@ -66,7 +70,7 @@ class _Memory:
     arrays: dict[int, AnyArray] = field(default_factory=dict)
     """The arrays to re-create, by id."""
     names: list[tuple[MutableMapping[Any, Any], Any]] = field(default_factory=list)
-    """Where each of them is bound: a namespace and a name, or IPython's ``Out`` and a number."""
+    """Where each of them is bound: a namespace, or what IPython keeps of shown values, and the key."""
 
 
 def is_array(value: object) -> bool:
@@ -155,15 +159,10 @@ def _collect(
     namespace: MutableMapping[str, Any],
     packed_in: Callable[[object], tuple[int, int] | None],
 ) -> dict[Hashable, _Memory]:
-    """Find everything in the notebook's names (and in IPython's ``Out``) that views the wanted memory."""
+    """Find everything in the notebook's names (and in what IPython keeps of shown values) that views the wanted memory."""
     blocks: dict[Hashable, _Memory] = {}
-    places: list[tuple[MutableMapping[Any, Any], Any, Any]] = [
-        (namespace, name, value) for name, value in list(namespace.items())
-    ]
-    history = namespace.get("Out")
-    if isinstance(history, dict):
-        places += [(history, number, value) for number, value in list(history.items())]
-    for mapping, name, value in places:
+    own: list[_Place] = [(namespace, name, value) for name, value in list(namespace.items())]
+    for mapping, name, value in (*own, *_shown_places(namespace)):
         if not is_array(value):
             continue
         memory, owner, foreign = _memory_of(value)
@@ -173,6 +172,17 @@ def _collect(
             block.arrays[id(value)] = value
             block.names.append((mapping, name))
     return blocks
+
+
+def _shown_places(namespace: Mapping[str, Any]) -> Iterator[_Place]:
+    """Yield where IPython keeps what cells have shown, beside the notebook's own names (``_``, ``_5``)."""
+    history = namespace.get("Out")
+    shell = getattr(namespace.get("get_ipython"), "__self__", None)
+    of_shell = (getattr(shell, name, None) for name in ("last_execution_result", "displayhook"))
+    hidden = getattr(shell, "user_ns_hidden", None)  # `InteractiveShell.push` with interactive=False
+    for mapping in (history, hidden, *(getattr(holder, "__dict__", None) for holder in of_shell)):
+        if isinstance(mapping, dict):
+            yield from ((mapping, name, value) for name, value in list(mapping.items()))
 
 
 def _move(block: _Memory, store: SharingStore, *, for_all: bool) -> int:
