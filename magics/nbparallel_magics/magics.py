@@ -197,10 +197,7 @@ class ParallelMagics(Magics):
         from nbparallel.session import examine  # brings numpy, which loading must not
 
         chosen, session = self.state.configuration, self.state.running_session()
-        if session is None or not session.hosts:
-            display(examine(chosen.start_method, read_in_place=chosen.read_in_place))
-        else:
-            display(session.examine())
+        display(examine(chosen.start_method, read_in_place=chosen.read_in_place, session=session))
 
     @line_magic
     @documented_by(flags.TIMELINE)

@@ -155,17 +155,17 @@ class HostPool:
         return self
 
     def view(
-        self, what: str, *arguments: Any, hosts: Sequence[str] | None = None
+        self, method: Callable[..., Any], *arguments: Any, hosts: Sequence[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return what a method of each node's session returned, and why others say nothing; from any thread.
+        """Return what the method of that name of each node's session returned, and why others say nothing.
 
-        RuntimeError: the ranks do not run.
+        From any thread.  RuntimeError: the ranks do not run.
         """
         lost = {
             host: f"host {host} is lost: {why.partition(NEW_LINE)[0]}" for host, why in self._lost.items()
         }
         there = [host for host in hosts or self.running.hosts.hosts if host not in lost]
-        asked, seen = dict.fromkeys(there, pickle.dumps((what, *arguments))), dict[str, Any]()
+        asked, seen = dict.fromkeys(there, pickle.dumps((method.__name__, *arguments))), dict[str, Any]()
         for host, reply in self.cluster.call("view", asked, VIEW_SECONDS).items():
             if reply.error or reply.silent:
                 lost[host] = f"host {host}: {reply.error.partition(NEW_LINE)[0] or 'it does not answer now'}"

@@ -15,7 +15,7 @@ from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.wire.identity import WorldPlace
 
 if TYPE_CHECKING:
-    from nbparallel.session.diagnostics.doctor import Examination, Finding
+    from nbparallel.session.diagnostics.doctor import Finding
     from nbparallel.session.monitoring.activity import SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
@@ -113,46 +113,52 @@ class HostViews(SessionViews):
 
     def __init__(self, pool: Any, names: HostNames, tasks: HostDispatcher) -> None:
         super().__init__(pool, names, tasks)
-        self._pool: HostPool = pool
+        self._host_pool: HostPool = pool
         self._arrays = names.arrays
 
     def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
         from nbparallel.session.monitoring import joined_views
 
-        seen, missing = self._pool.view("statistics")
-        return joined_views.join_statistics(self._pool.hosts, seen, missing, self._pool.start_method)
+        seen, missing = self._host_pool.view(self.statistics)
+        return joined_views.join_statistics(
+            self._host_pool.hosts, seen, missing, self._host_pool.start_method
+        )
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         from nbparallel.session.monitoring import joined_views
 
         names = self._names.namespace if namespace is None else namespace
-        seen, missing = self._pool.view("who")
-        return joined_views.join_names(self._pool.hosts, seen, missing, names or {}, hidden or {})
+        seen, missing = self._host_pool.view(self.who)
+        return joined_views.join_names(self._host_pool.hosts, seen, missing, names or {}, hidden or {})
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
-        if self._pool.pool is None:
+        if self._host_pool.pool is None:
             return ()
-        seen, _ = self._pool.view("complete", text, cursor, patience, hosts=self._pool.hosts.hosts[:1])
+        seen, _ = self._host_pool.view(
+            self.complete, text, cursor, patience, hosts=self._host_pool.hosts.hosts[:1]
+        )
         return next(iter(seen.values()), ())
 
     def activity(self) -> SessionActivity:
         from nbparallel.session.monitoring import joined_views
 
-        pool, starting = self._pool, self._pool.starting
+        pool, starting = self._host_pool, self._host_pool.starting
         if pool.pool is None and not starting:
             raise RuntimeError(NO_RANKS)
-        seen, missing = ({}, {}) if pool.pool is None else pool.view("activity")
+        seen, missing = ({}, {}) if pool.pool is None else pool.view(self.activity)
         clock, moving = self._tasks.clock, self._arrays.moving
         return joined_views.join_activity(pool.hosts, seen, missing, clock, starting=starting, moving=moving)
 
-    def examine(self, read_in_place: bool) -> Examination:
-        from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity
+    def host_findings(self) -> tuple[Finding, ...]:
+        from nbparallel.session.diagnostics.doctor import Finding, Severity
 
-        seen, missing = self._pool.view("examine")
-        found = [*super().examine(read_in_place), *(one for some in seen.values() for one in some)]
-        found += [Finding("its node", Severity.PROBLEM, why, AGAIN, host) for host, why in missing.items()]
-        found.append(_safety(self._pool.cluster.address))
-        return Examination(sorted(found, key=lambda one: -one.state))
+        seen, missing = self._host_pool.view(self.host_findings)
+        lost = [Finding("its node", Severity.PROBLEM, why, AGAIN, host) for host, why in missing.items()]
+        return (
+            *lost,
+            *(one for some in seen.values() for one in some),
+            _safety(self._host_pool.cluster.address),
+        )
 
     def timeline(self) -> Timeline | None:
         raise HostBoundaryError(

@@ -20,7 +20,7 @@ from nbparallel.cluster.host_messages import (
 from nbparallel.cluster.node_arrays import NodeArrays
 from nbparallel.distributed.runtime.failures import first_failure
 from nbparallel.errors import RankDiedError, rank_list
-from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity
+from nbparallel.session.diagnostics.doctor import Finding, Severity, examine
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.rank_pool import RankPool
@@ -74,11 +74,11 @@ class NodeSession(Session):
                 pool.hosts = self.place
                 pool.invalidate_epoch()  # ranks learn it as they join the next one
 
-    def examine(self) -> Examination:
+    def host_findings(self) -> tuple[Finding, ...]:
         """Return what is wrong with this machine, with the name of the host."""
-        wrong = [found for found in super().examine() if found.state is not Severity.OK]
+        wrong = [found for found in examine(self._ranks.start_method) if found.state is not Severity.OK]
         wrong = wrong or [Finding("all that was looked at", Severity.OK, "nothing is wrong")]
-        return Examination(replace(found, host=self.place.name) for found in wrong)
+        return tuple(replace(found, host=self.place.name) for found in wrong)
 
     def take_revived(self) -> list[int]:
         """Start again what has died; return which ranks were since the last time, without their variables."""

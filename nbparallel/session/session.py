@@ -33,7 +33,6 @@ from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
     from nbparallel.channel.segment_client import SegmentClient
-    from nbparallel.session.diagnostics.doctor import Examination
     from nbparallel.session.monitoring.activity import SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
@@ -101,7 +100,8 @@ class Session:
         max_hosts: int | None = None,
     ) -> None:
         parts = make_parts(world_size, start_method, launch, cluster, ranks_per_host, max_hosts)
-        self._names, self._tasks, self._ranks, self._views = parts
+        self._names, self._tasks, self._ranks, views = parts
+        self._views = views or session_views.SessionViews(self._ranks, self._names, self._tasks)
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place
         self._queue = CellQueue(self._session_lock, self._tasks, self._ranks, self._launch, self._finish)
@@ -383,9 +383,9 @@ class Session:
         """Return what ranks do now, also while they start; takes half a millisecond and disturbs no rank."""
         return self._views.activity()
 
-    def examine(self) -> Examination:
-        """Return what prevents or slows down ranks on this machine, and on the hosts of a cluster."""
-        return self._views.examine(self.read_in_place)
+    def host_findings(self) -> tuple[Any, ...]:
+        """Return what the doctor finds on the hosts of a cluster, each a `Finding`."""
+        return self._views.host_findings()
 
     def timeline(self) -> Timeline | None:
         """Return what each rank did when in the last cell or call (None: there was none); refused on hosts.

@@ -11,7 +11,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nbparallel.distributed.runtime.peer_memory import OFF
 from nbparallel.errors.text.table import Table, TableView
@@ -85,8 +85,10 @@ def _paragraphs(finding: Finding) -> str:
     return "\n".join(line for part in (finding.seen, advice) for line in textwrap.wrap(part, WIDTH))
 
 
-def examine(start_method: str = "forkserver", *, read_in_place: bool = True) -> Examination:
-    """Inspect this machine and return what was found; starts no ranks and changes nothing.
+def examine(
+    start_method: str = "forkserver", *, read_in_place: bool = True, session: Any = None
+) -> Examination:
+    """Inspect this machine, and hosts of a session; starts no ranks and changes nothing.
 
     Examples
     --------
@@ -94,7 +96,8 @@ def examine(start_method: str = "forkserver", *, read_in_place: bool = True) -> 
     >>> all(finding.advice for finding in examination if finding.state is not State.OK)
     True
     """
-    found = findings(inspect_machine(), start_method, read_in_place=read_in_place)
+    found = [*findings(inspect_machine(), start_method, read_in_place=read_in_place)]
+    found += () if session is None else session.host_findings()
     return Examination(sorted(found, key=lambda finding: -finding.state))
 
 

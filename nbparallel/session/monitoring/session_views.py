@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from nbparallel import sharing
 
 if TYPE_CHECKING:
-    from nbparallel.session.diagnostics.doctor import Examination
     from nbparallel.session.monitoring.activity import ActivityReader, SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
@@ -79,11 +78,9 @@ class SessionViews:
             self._reader = activity.ActivityReader(self._ranks, self._names, self._tasks)
         return self._reader.read()
 
-    def examine(self, read_in_place: bool) -> Examination:
-        """Return what was found on this machine."""
-        from nbparallel.session.diagnostics.doctor import examine
-
-        return examine(self._ranks.start_method, read_in_place=read_in_place)
+    def host_findings(self) -> tuple[Any, ...]:
+        """Return what the doctor finds on hosts: there are none."""
+        return ()
 
     def timeline(self) -> Timeline | None:
         """Return the timeline of the last cell."""

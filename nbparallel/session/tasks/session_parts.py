@@ -6,7 +6,6 @@ import importlib
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
@@ -14,7 +13,8 @@ from nbparallel.session.processes.limits import check_world_size, usable_cpus
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 
 START_METHODS = ("forkserver", "spawn")
-SessionParts = tuple[NameDelivery, TaskDispatcher, ElasticPool, SessionViews]
+SessionParts = tuple[NameDelivery, TaskDispatcher, ElasticPool, Any]
+"""And what shows them, if they have views of their own."""
 
 
 def make_parts(
@@ -40,5 +40,4 @@ def make_parts(
     check_world_size(size)
     names = NameDelivery(sharing.current_store())
     tasks = TaskDispatcher(names)
-    ranks = ElasticPool(int(size), start_method, launch, names, tasks.output_of)
-    return names, tasks, ranks, SessionViews(ranks, names, tasks)
+    return names, tasks, ElasticPool(int(size), start_method, launch, names, tasks.output_of), None

@@ -13,7 +13,7 @@ import nbparallel as nbp
 from nbparallel.cluster import host_arrays, host_pool
 from nbparallel.cluster.contract import NodeReply
 from nbparallel.errors import HostBoundaryError, naming_hosts, rank_list
-from nbparallel.session.diagnostics.doctor import Severity
+from nbparallel.session.diagnostics.doctor import Severity, examine
 from nbparallel.testing.clusters import Loopback
 from nbparallel.testing.clusters.loopback import LoopbackHost
 from nbparallel.testing.waiting import wait_until
@@ -114,7 +114,8 @@ def test_names_of_ranks_and_of_the_notebook(hosts: nbp.Session) -> None:
     assert (found["odd"].how, list(found["odd"].ranks)) == ("own", [2])
     assert found["here"].how == "notebook only"
     assert hosts.who(names).answered == (0, 1, 2, 3)
-    assert "listed" in [one.text for one in hosts.complete("liste", 5)]
+    complete = lambda: [one.text for one in hosts.complete("liste", 5, patience=1.0)]  # noqa: E731
+    wait_until(lambda: "listed" in complete(), seconds=30)
 
 
 def test_what_ranks_do_while_a_cell_runs(hosts: nbp.Session, tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_a_timeline_is_refused(hosts: nbp.Session) -> None:
 
 def test_the_doctor_looks_at_all_hosts(hosts: nbp.Session) -> None:
     """And says how safe the cluster is."""
-    found = hosts.examine()
+    found = examine(session=hosts)
     assert {finding.host for finding in found} == {"", "a", "b"}
     safety = next(finding for finding in found if finding.subject == "security")
     assert safety.state is Severity.WARNING
@@ -197,7 +198,7 @@ def test_a_lost_host_is_not_seen() -> None:
         assert "host b" in seen.ranks[2].operation
         names = session.who()
         assert (names.answered, sorted(names.silent)) == ((0, 1), [2, 3])
-        problems = [finding for finding in session.examine() if finding.state is Severity.PROBLEM]
+        problems = [finding for finding in examine(session=session) if finding.state is Severity.PROBLEM]
         assert [finding.host for finding in problems] == ["b"]
         assert session.run("mine", ranks=[0, 1]).values == [0, 1]
         assert "host b is lost" in session.activity().ranks[3].operation
