@@ -43,8 +43,6 @@ RETURN_SECONDS = 3.0
 """How long the next task waits for a worker that has ended to be there again: its nanny may start it."""
 ANSWER_SECONDS = 15.0
 """Bound for calls that a node answers immediately."""
-VIEW_SECONDS = 3.0
-"""The same for what is only shown; ranks that are asked for their names have a second."""
 NO_RESIZE = (
     "the number of ranks of a session on hosts is fixed when it is made: make another one, as with "
     "`%parallel_cluster --ranks-per-host 4 client` or Session(cluster=client, ranks_per_host=4)"
@@ -154,24 +152,12 @@ class HostPool:
             raise RuntimeError(NO_RANKS)
         return self
 
-    def view(
-        self, method: Callable[..., Any], *arguments: Any, hosts: Sequence[str] | None = None
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return what the method of that name of each node's session returned, and why others say nothing.
-
-        From any thread.  RuntimeError: the ranks do not run.
-        """
-        lost = {
+    @property
+    def missing(self) -> dict[str, str]:
+        """Hosts that are lost, and how that was seen."""
+        return {
             host: f"host {host} is lost: {why.partition(NEW_LINE)[0]}" for host, why in self._lost.items()
         }
-        there = [host for host in hosts or self.running.hosts.hosts if host not in lost]
-        asked, seen = dict.fromkeys(there, pickle.dumps((method.__name__, *arguments))), dict[str, Any]()
-        for host, reply in self.cluster.call("view", asked, VIEW_SECONDS).items():
-            if reply.error or reply.silent:
-                lost[host] = f"host {host}: {reply.error.partition(NEW_LINE)[0] or 'it does not answer now'}"
-            else:
-                seen[host] = pickle.loads(reply.data)
-        return seen, lost
 
     def ask(self, op: str, data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Call a method of nodes, given each one's arguments, and return what each returned.
@@ -244,12 +230,6 @@ class HostPool:
         """Start the ranks of some of the hosts."""
         places = {self.hosts.hosts[index]: replace(self.hosts, index=index) for index in indices}
         self.starting = tuple(rank for place in places.values() for rank in place.ranks)
-        try:
-            self._start_at(places, interrupts)
-        finally:
-            self.starting = ()
-
-    def _start_at(self, places: Mapping[str, WorldPlace], interrupts: InterruptCounter) -> None:
         abandoned = threading.Event()
 
         def anchor(host: str) -> None:
@@ -271,6 +251,7 @@ class HostPool:
         starts = {host: (place, self.start_method) for host, place in places.items()}
         start = partial(self.ask, "start", starts, START_SECONDS)
         perform_calls({f"hosts {', '.join(starts)}": start}, interrupts, abandoned)
+        self.starting = ()
 
     def _refuse_closed(self) -> None:
         if self.closed:
@@ -350,7 +331,7 @@ class HostPool:
 
     def host_lost(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Record that a host is lost; should its node still run, it ends."""
-        self._lost[host] = reason
+        self._lost[host], self.starting = reason, ()
         self.links.forget(host)
         if (anchor := self._anchors.pop(host, None)) is not None:
             anchor.release(give_up=silent)
@@ -406,7 +387,7 @@ class HostPool:
         do_all(self._release, self.cluster.close)
 
     def _release(self) -> None:
-        anchors, self._anchors = self._anchors, {}
+        anchors, self._anchors, self.starting = self._anchors, {}, ()
         do_all(*(anchor.release for anchor in anchors.values()))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from nbparallel.cluster.contract import Cluster, Host
 from nbparallel.cluster.host_dispatch import HostDispatcher, HostNames
-from nbparallel.cluster.host_pool import HostPool
+from nbparallel.cluster.host_pool import NEW_LINE, HostPool
 from nbparallel.errors import NO_RANKS, HostBoundaryError
 from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.wire.identity import WorldPlace
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 MOST_HOSTS = 32
 _ADAPTED = ("distributed", "dask")
 """Packages whose clusters `nbparallel.cluster.dask` adapts: a class of one of these, or derived from one."""
+VIEW_SECONDS = 3.0
+"""Bound for a host's answer to what is only shown; ranks that are asked for their names have a second."""
 AGAIN = "the next cell uses a worker of that name, or an unused host: have one of them"
 
 
@@ -116,10 +119,24 @@ class HostViews(SessionViews):
         self._host_pool: HostPool = pool
         self._arrays = names.arrays
 
+    def _view(
+        self, method: Callable[..., Any], *arguments: Any, hosts: Sequence[str] | None = None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return what the method of that name of each node's session returned, and why others say nothing."""
+        lost, seen = self._host_pool.missing, dict[str, Any]()
+        there = [host for host in hosts or self._host_pool.running.hosts.hosts if host not in lost]
+        asked = dict.fromkeys(there, pickle.dumps((method.__name__, *arguments)))
+        for host, reply in self._host_pool.cluster.call("view", asked, VIEW_SECONDS).items():
+            if reply.error or reply.silent:
+                lost[host] = f"host {host}: {reply.error.partition(NEW_LINE)[0] or 'it does not answer now'}"
+            else:
+                seen[host] = pickle.loads(reply.data)
+        return seen, lost
+
     def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
         from nbparallel.session.monitoring import joined_views
 
-        seen, missing = self._host_pool.view(self.statistics)
+        seen, missing = self._view(self.statistics)
         return joined_views.join_statistics(
             self._host_pool.hosts, seen, missing, self._host_pool.start_method
         )
@@ -128,15 +145,13 @@ class HostViews(SessionViews):
         from nbparallel.session.monitoring import joined_views
 
         names = self._names.namespace if namespace is None else namespace
-        seen, missing = self._host_pool.view(self.who)
+        seen, missing = self._view(self.who)
         return joined_views.join_names(self._host_pool.hosts, seen, missing, names or {}, hidden or {})
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
         if self._host_pool.pool is None:
             return ()
-        seen, _ = self._host_pool.view(
-            self.complete, text, cursor, patience, hosts=self._host_pool.hosts.hosts[:1]
-        )
+        seen, _ = self._view(self.complete, text, cursor, patience, hosts=self._host_pool.hosts.hosts[:1])
         return next(iter(seen.values()), ())
 
     def activity(self) -> SessionActivity:
@@ -145,14 +160,14 @@ class HostViews(SessionViews):
         pool, starting = self._host_pool, self._host_pool.starting
         if pool.pool is None and not starting:
             raise RuntimeError(NO_RANKS)
-        seen, missing = ({}, {}) if pool.pool is None else pool.view(self.activity)
+        seen, missing = ({}, {}) if pool.pool is None else self._view(self.activity)
         clock, moving = self._tasks.clock, self._arrays.moving
         return joined_views.join_activity(pool.hosts, seen, missing, clock, starting=starting, moving=moving)
 
     def host_findings(self) -> tuple[Finding, ...]:
         from nbparallel.session.diagnostics.doctor import Finding, Severity
 
-        seen, missing = self._host_pool.view(self.host_findings)
+        seen, missing = self._view(self.host_findings)
         lost = [Finding("its node", Severity.PROBLEM, why, AGAIN, host) for host, why in missing.items()]
         return (
             *lost,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster import host_arrays, host_pool
+from nbparallel.cluster import host_arrays, host_session
 from nbparallel.cluster.contract import NodeReply
 from nbparallel.errors import HostBoundaryError, naming_hosts, rank_list
 from nbparallel.session.diagnostics.doctor import Severity, examine
@@ -173,7 +173,7 @@ def test_a_host_that_does_not_answer_is_not_seen(
     hosts: nbp.Session, cluster: GatedLoopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are; nothing is invented about it, and it is seen again when it answers."""
-    monkeypatch.setattr(host_pool, "VIEW_SECONDS", 0.2)
+    monkeypatch.setattr(host_session, "VIEW_SECONDS", 0.2)
     cluster.nodes["b"].frozen.set()
     try:
         seen = hosts.activity()
