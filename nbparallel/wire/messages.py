@@ -31,8 +31,7 @@ class Message:
         return kind, read(self)
 
 
-_readers: dict[type[Message], Callable[[Any], tuple[Any, ...]]] = {}
-"""By kind of message: how to read all its fields."""
+_readers: dict[type[Message], Callable[[Any], tuple[Any, ...]]] = {}  # by kind of message: all its fields
 
 
 @dataclass(frozen=True, slots=True)

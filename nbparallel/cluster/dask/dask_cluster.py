@@ -41,6 +41,8 @@ class DaskAnchor:
     def __init__(self, key: str, host: str, address: str, future: Any) -> None:
         self.key, self.host, self.address, self.future = key, host, address, future
         self.released = self.given_up = False
+        self.ended = "the host is lost"
+        """What calls to it are told once it is released."""
 
     def release(self, *, give_up: bool = False) -> None:
         # docstring inherited
@@ -172,8 +174,9 @@ class DaskCluster:
         if anchor.released or self._handler is None:
             return
         reason = reply.get("error") or reply.get("ended") or "its node ended"
+        anchor.ended += f": {reason}"
         self._handler.lost(anchor.host, reason)
-        anchor.release()  # whoever sees that it is released finds the loss
+        anchor.release()  # after that: a thread that sees it released finds the loss
 
     def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
         # docstring inherited
@@ -186,7 +189,8 @@ class DaskCluster:
             what = packed(data[anchors[0].host])
             message = {"op": "nbp_call", "keys": [anchor.key for anchor in anchors], "call": op, "data": what}
             asked.append((anchors, self._on_loop(self._broadcast(message, *anchors))))
-        replies = {host: NodeReply(error="the host is lost") for host in data}
+        known = self._anchors
+        replies = {h: NodeReply(error=known[h].ended if h in known else "the host is lost") for h in data}
         done, _ = concurrent.futures.wait([future for _, future in asked], timeout) if timeout else ((), ())
         for anchors, future in asked:
             found = future.result() if future in done else [{"silent": True}] * len(anchors)

@@ -22,7 +22,7 @@ import nbparallel as nbp
 from nbparallel.errors import NbParallelError
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
-from tests.cluster.dask.cluster_faults import FAULTS, MOMENTS, PATIENCE, all_below, perform
+from tests.cluster.dask.cluster_faults import FAULTS, MOMENTS, PATIENCE, all_below, error_of, perform
 from tests.cluster.dask_cluster import DaskProcesses
 
 pytestmark = [
@@ -96,6 +96,9 @@ def test_a_fault(
             fresh.start_worker("b")
             wait_until(lambda: fresh.address_of("b"), seconds=PATIENCE)
             fresh.await_workers(2)
+        if fault == "close link" and error is None:  # what has not needed it may not know of it yet
+            late = error_of(lambda: session.run("barrier()"))
+            assert late is None or re.search(NAMED[fault], str(late)), late
         assert session.run("all_reduce(rank)").values == [6] * 4
         pids += all_below(a.pid) + all_below(fresh.processes["b"].pid)
         if moment != "start":
