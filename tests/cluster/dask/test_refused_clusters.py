@@ -220,7 +220,7 @@ def test_shared_arrays_are_not_the_memory_of_a_worker(nannies: DaskProcesses) ->
         assert session.run("kept").values == [0, 1, 2, 3]
         eater = nannies.client.submit(_eat, workers=["b"], retries=0, pure=False)
         wait_until(lambda: not session_messages(session).empty(), seconds=PATIENCE)
-        wait_until(lambda: eater.status in ("error", "lost", "cancelled"), eater, seconds=PATIENCE)
+        eater.cancel()  # it would be tried again
         assert session.run("kept", ranks=[0, 1]).values == [0, 1]
         nannies.await_workers(2)
         assert session.run("all_reduce(rank)", namespace=names).values == [6] * 4
