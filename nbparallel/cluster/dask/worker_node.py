@@ -181,5 +181,10 @@ class WorkerNode:
         self._released = True
         with contextlib.suppress(OSError):  # it is closed
             self._socket.shutdown(socket.SHUT_RDWR)  # the node ends when its socket does
-        await asyncio.wait([self.ended])  # not the future itself, which would be cancelled with this
+        await asyncio.wait([self.ended], timeout=END_SECONDS)  # not the future, which this would cancel
+        if not self.ended.done():  # what it has sent may be on its way to a worker that takes nothing
+            self._process.kill()
+            for comm in self._links.values():
+                comm.abort()
+            await asyncio.wait([self.ended], timeout=END_SECONDS)
         self._log.close()
