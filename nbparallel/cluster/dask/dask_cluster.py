@@ -42,7 +42,7 @@ class DaskAnchor:
         self.key, self.host, self.address, self.future = key, host, address, future
         self.released = self.given_up = False
         self.ended = "the host is lost"
-        """What calls to it are told once it is released."""
+        """The error of calls to it once it is released."""
 
     def release(self, *, give_up: bool = False) -> None:
         # docstring inherited
