@@ -33,8 +33,11 @@ SETS: dict[str, Sequence[int]] = {
     "two layers and a head": [401_408, 512, 32_768, 256, 2_560, 40],
 }
 """Bytes of each of the arrays (float32; 8 B is one float64) that are averaged together."""
-Seconds = dict[str, dict[str, tuple[float, float]]]
-"""Set -> what was called -> wall and processor seconds."""
+Rounds = dict[str, dict[str, list[tuple[float, float]]]]
+"""Set -> what was called -> wall and processor seconds of a call, round by round."""
+BATCH_SECONDS = 0.003
+"""Of one round: short, so that what else runs on the machine meets both."""
+MOST_ROUNDS = 100
 OURS, SINGLE = "average_gradients", "all_reduce"
 
 
@@ -53,8 +56,8 @@ def _check(c: Communicator, arrays: list[Any], call: Callable[[], object]) -> No
         x[...] = 0
 
 
-def _work(c: Communicator, seconds: float, *, shared: bool) -> Seconds:
-    found: Seconds = {}
+def _work(c: Communicator, seconds: float, *, shared: bool) -> Rounds:
+    found: Rounds = {}
     for name, sizes in SETS.items():
         arrays = _arrays(c, sizes, shared=shared)
 
@@ -68,40 +71,34 @@ def _work(c: Communicator, seconds: float, *, shared: bool) -> Seconds:
         began = time.perf_counter()
         single()
         once = c.all_reduce(time.perf_counter() - began, "max")
-        batch = max(1, min(200, int(0.01 / once)))
+        batch = max(1, min(200, int(BATCH_SECONDS / once)))
         rounds = max(5, int(seconds / (2 * batch * once)))
         times: dict[str, list[tuple[float, float]]] = {what: [] for what in calls}
-        for _ in range(min(rounds, 60)):
-            for what, call in calls.items():
+        for turn in range(min(rounds, MOST_ROUNDS)):
+            for what in (OURS, SINGLE) if turn % 2 else (SINGLE, OURS):
+                call = calls[what]
                 c.barrier()
                 began, used = time.perf_counter(), time.process_time()
                 for _ in range(batch):
                     call()
                 wall, cpu = time.perf_counter() - began, time.process_time() - used
                 times[what].append((wall / batch, cpu / batch))
-        found[name] = {
-            what: (statistics.median(w for w, _ in each), min(p for _, p in each))
-            for what, each in times.items()
-        }
+        found[name] = times
     return found
 
 
-def measure(ranks: int, *, seconds: float, launches: int, shared: bool) -> Seconds:
-    """Return the longest wall time over ranks (median of rounds and launches), and processor time (least)."""
-    collected: dict[tuple[str, str], list[tuple[float, float]]] = {}
+def measure(ranks: int, *, seconds: float, launches: int, shared: bool) -> Rounds:
+    """Return of all rounds of all launches the longest wall time over ranks, and the most processor time."""
+    found: Rounds = {name: {OURS: [], SINGLE: []} for name in SETS}
     for _ in range(launches):
         outcomes = run_ranks(ranks, lambda c: _work(c, seconds, shared=shared), seconds=300)
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
-        for name in SETS:
-            for what in (OURS, SINGLE):
-                each = [outcome.value[name][what] for outcome in outcomes]
-                longest = max(w for w, _ in each), max(p for _, p in each)
-                collected.setdefault((name, what), []).append(longest)
-    found: Seconds = {}
-    for (name, what), each in collected.items():
-        found.setdefault(name, {})[what] = statistics.median(w for w, _ in each), min(p for _, p in each)
+        for name, by_call in found.items():
+            for what, rounds in by_call.items():
+                for each in zip(*(outcome.value[name][what] for outcome in outcomes), strict=True):
+                    rounds.append((max(w for w, _ in each), max(p for _, p in each)))
     return found
 
 
@@ -110,13 +107,18 @@ def figures(ranks: int, *, seconds: float, launches: int) -> list[Figure]:
     rows = []
     for shared in (False, True):
         for name, by_call in measure(ranks, seconds=seconds, launches=launches, shared=shared).items():
-            ours, single = by_call[OURS], by_call[SINGLE]
+            texts = [
+                f"{human_seconds(statistics.median(w for w, _ in each))}, of processor time "
+                f"{human_seconds(min(p for _, p in each))}"
+                for each in (by_call[OURS], by_call[SINGLE])
+            ]
+            pairs = zip(by_call[OURS], by_call[SINGLE], strict=True)
             rows.append(
                 Figure(
                     f"{name}, {'shared' if shared else 'private'}, {ranks} ranks",
-                    f"{human_seconds(ours[0])}, of processor time {human_seconds(ours[1])}",
-                    f"`all_reduce` of each: {human_seconds(single[0])}, {human_seconds(single[1])}",
-                    single[0] / ours[0],
+                    texts[0],
+                    f"`all_reduce` of each: {texts[1]}",
+                    statistics.median(single[0] / ours[0] for ours, single in pairs),
                 )
             )
     return rows
@@ -133,7 +135,8 @@ def run(*, quick: bool) -> Section:
         "Averaging gradients",
         rows,
         "`average_gradients` of all arrays, beside one `all_reduce(x, 'avg')` for each: in turns, on the "
-        "same arrays. Wall time: longest over the ranks, median; processor time: the least of all rounds.",
+        "same arrays. Wall time: longest over the ranks, median; processor time: the least of all rounds. The "
+        "ratio: median over the rounds, each of which calls both.",
     )
 
 

@@ -14,7 +14,6 @@ from benchmarks.adapters import Ours
 from benchmarks.operations.lines import LARGE, Line, case
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import direct, in_place, staging
-from nbparallel.distributed.collectives import staging as relaying
 from nbparallel.distributed.data_parallel import buckets
 from nbparallel.distributed.point_to_point import packing, sender, streaming
 from nbparallel.distributed.runtime import waiting
@@ -115,7 +114,7 @@ def _powers(low: int, high: int) -> list[int]:
 
 KNOBS = (
     Knob(
-        [(staging, "CHUNK"), (relaying, "CHUNK")], _powers(256 * KIB, 4 * MIB),
+        [(staging, "CHUNK")], _powers(256 * KIB, 4 * MIB),
         [*_large("all_reduce", shared=False), *_large("all_to_all", shared=False)], "B",
     ),
     Knob([(direct, "BLOCK")], _powers(8 * KIB, 512 * KIB), [*_large("all_reduce", shared=True)], "elements"),
