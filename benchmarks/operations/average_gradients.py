@@ -135,7 +135,7 @@ def run(*, quick: bool) -> Section:
         "Averaging gradients",
         rows,
         "`average_gradients` of all arrays, beside one `all_reduce(x, 'avg')` for each: in turns, on the "
-        "same arrays. Wall time: longest over the ranks, median; processor time: the least of all rounds. The "
+        "same arrays. Wall time: longest over the ranks, median; processor time: the least of all. The "
         "ratio: median over the rounds, each of which calls both.",
     )
 

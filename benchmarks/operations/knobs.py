@@ -133,8 +133,8 @@ KNOBS = (
         ], "B",
     ),
     Knob(
-        [(in_place, "LEAST_COMBINED")], (512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB, 1 << 40),
-        [_private("all_reduce", size, 4) for size in (320 * KIB, 640 * KIB, MIB, 4 * MIB)], "B",
+        [(in_place, "LEAST_COMBINED")], (MIB, 4 * MIB, 8 * MIB, 16 * MIB, 1 << 40),
+        [_private("all_reduce", size, 4) for size in (MIB, 4 * MIB, 8 * MIB, 16 * MIB)], "B",
     ),
     Knob(
         [(in_place, "LEAST_OF_TWO")], (MIB, 2 * MIB, 8 * MIB, 32 * MIB, 1 << 40),

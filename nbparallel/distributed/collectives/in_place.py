@@ -32,10 +32,9 @@ from nbparallel.errors import NbParallelError, PeerFailedError
 LEAST_MOVED = 256 << 10
 """Bytes of the smallest array that is moved in place: for smaller ones the system's look-up of pages costs as
 much as a second copy through the cache.  ``python -m benchmarks.operations.tuning``."""
-LEAST_COMBINED = 4 << 20
-"""Bytes of the smallest array that more than two ranks combine in place, if it was written just before, as
-gradients are: then it lies in the cache of its owner.  In turns with staging in one session, medians of six
-cells: of 1 MB staging takes 0.6 of the processor time, of 2 MB 0.85, of 4 MB 1.0, of 16 MB 2.  ``python -m
+LEAST_COMBINED = 8 << 20
+"""Bytes of the smallest array that more than two ranks combine in place.  In turns with staging: of 1 MB
+staging takes half the time, of 4 MB 0.85, of 8 MB 0.7 to 1.3, of 16 MB 1.1 to 1.5.  ``python -m
 benchmarks.operations.tuning``."""
 LEAST_OF_TWO = 8 << 20
 """The same of two ranks, whose chunks stay in the caches: of 4 MB staging takes as long.  ``python -m
@@ -44,7 +43,7 @@ LEAST_REDUCED = 4 << 20
 """The same of `reduce` with more than two ranks, whose root fetches most of the result: of 3 MB staging takes
 as long, of 8 MB a third more.  ``python -m benchmarks.operations.tuning``."""
 LEAST_REDUCED_OF_TWO = 32 << 20
-"""The same of two ranks: of 16 MB staging takes as long, of 64 MB a sixth more.  ``python -m
+"""The same of two ranks: of 16 MB staging takes as long, of 64 MB a quarter more.  ``python -m
 benchmarks.operations.tuning``."""
 BLOCK = 1 << 20
 """Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 512 KiB to 2 MiB
