@@ -66,11 +66,11 @@ def _killed_worker() -> float:
 
 
 def _keep(pids: Any) -> None:
-    globals()["_pids"] = pids
+    globals()["kept_pids"] = pids
 
 
 def _wait_kept() -> None:
-    _wait(globals()["_pids"])
+    _wait(globals()["kept_pids"])
 
 
 def _produce(queue: Any, pids: Any) -> None:

@@ -53,8 +53,8 @@ LEAST_PATIENCE_NS = 1_000_000
 SKIPPED = 8
 """Long messages that are copied after a receiver took nothing of one: it may be busy with computing."""
 HEAD_NBYTES = 2 << 10
-"""Bytes before the chunks: length and handle of the memory that holds the rest.  Not a page, for the reason
-of `collectives.staging.MARGIN`: 1 MB takes half the time."""
+"""Bytes before the chunks: length and handle of the memory that holds the rest.  Not a page, as
+`collectives.staging.MARGIN` says: 1 MB takes half the time."""
 BODY = struct.Struct("<Q")
 """The number of the message's first chunk; the window's handle follows."""
 _LENGTH = struct.Struct("<Q")
