@@ -127,17 +127,17 @@ def _read_tensors(tasks: Any, answers: Any, strategy: str) -> None:
 
     torch.set_num_threads(1)
     tmp.set_sharing_strategy(strategy)
-    answers.put(0)
+    answers.send(0)
     while (said := tasks.get()) is not None:
         if isinstance(said, list):
-            answers.put((sum(float(tensor[0]) for tensor in said), len(os.listdir("/proc/self/fd"))))
+            answers.send((sum(float(tensor[0]) for tensor in said), len(os.listdir("/proc/self/fd"))))
         else:
-            answers.put(float(said.sum()))
+            answers.send(float(said.sum()))
         del said
 
 
 class Torch:
-    """`torch.multiprocessing` with two queues for each worker, in one of its strategies.
+    """`torch.multiprocessing` with a queue for each worker and a pipe for its answers, in one of its strategies.
 
     A large tensor is filled in shared memory, as its own DataLoader does it (``UntypedStorage._new_shared``).
     """
@@ -151,15 +151,16 @@ class Torch:
         self.name = f"torch queue, `{strategy}`"
         context = tmp.get_context("spawn")
         self._tasks = [context.SimpleQueue() for _ in range(WORKERS)]
-        self._answers = [context.SimpleQueue() for _ in range(WORKERS)]
+        pipes = [context.Pipe(duplex=False) for _ in range(WORKERS)]
+        self._answers = [reader for reader, _ in pipes]
         self._workers = [
             context.Process(target=_read_tensors, args=(tasks, answers, strategy), daemon=True)
-            for tasks, answers in zip(self._tasks, self._answers, strict=True)
+            for tasks, (_, answers) in zip(self._tasks, pipes, strict=True)
         ]
         for worker in self._workers:
             worker.start()
         for answers in self._answers:
-            answers.get()
+            answers.recv()
         self._kept: Any = None
 
     def hand_over(self, what: Any) -> list[Any]:
@@ -172,10 +173,10 @@ class Torch:
 
     def _answer(self, number: int) -> Any:
         limit = time.monotonic() + ANSWER_SECONDS
-        while not self._answers[number]._reader.poll(0.2):
+        while not self._answers[number].poll(0.2):
             if not self._workers[number].is_alive() or time.monotonic() > limit:
                 raise RuntimeError("a worker died, or did not answer")
-        return self._answers[number].get()
+        return self._answers[number].recv()
 
     def total(self, n: int, value: float) -> list[float]:
         """As `Peer.total`."""
