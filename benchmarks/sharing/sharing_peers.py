@@ -137,7 +137,7 @@ def _read_tensors(tasks: Any, answers: Any, strategy: str) -> None:
 
 
 class Torch:
-    """`torch.multiprocessing` with a queue for each worker and a pipe for its answers, in one of its strategies.
+    """`torch.multiprocessing` with a queue and a pipe for each worker, in one of its strategies.
 
     A large tensor is filled in shared memory, as its own DataLoader does it (``UntypedStorage._new_shared``).
     """
