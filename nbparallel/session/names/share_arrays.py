@@ -159,7 +159,7 @@ def _collect(
     namespace: MutableMapping[str, Any],
     packed_in: Callable[[object], tuple[int, int] | None],
 ) -> dict[Hashable, _Memory]:
-    """Find everything in the notebook's names (and in what IPython keeps of shown values) that views the wanted memory."""
+    """Find what views the wanted memory: notebook's names, and what IPython keeps of shown values."""
     blocks: dict[Hashable, _Memory] = {}
     own: list[_Place] = [(namespace, name, value) for name, value in list(namespace.items())]
     for mapping, name, value in (*own, *_shown_places(namespace)):
