@@ -302,15 +302,9 @@ class HostOperations:
         return list(row[ranks.start : ranks.stop])
 
     def _combine(
-        self,
-        local: GroupCollectives,
-        operation: Operation,
-        operator: Operator,
-        flat: AnyArray,
-        shape: tuple[Any, ...],
-        root: int | None,
-        until: int | None,
-    ) -> None:
+        self, local: GroupCollectives, operation: Operation, operator: Operator, flat: AnyArray,
+        shape: tuple[Any, ...], root: int | None, until: int | None,
+    ) -> None:  # fmt: skip
         """Meet, and combine a flat array of all ranks, on every one in place."""
         # Hosts may differ in the last bits of some products: then one of them combines each part.
         alike = flat.dtype.kind not in operator.inexact_kinds
@@ -369,14 +363,9 @@ class HostOperations:
         ]
 
     def _numbers(
-        self,
-        local: GroupCollectives,
-        operation: Operation,
-        operator: Operator,
-        value: Any,
-        root: int | None,
-        until: int | None,
-    ) -> Any:
+        self, local: GroupCollectives, operation: Operation, operator: Operator, value: Any,
+        root: int | None, until: int | None,
+    ) -> Any:  # fmt: skip
         """Combine numbers, which travel with the calls; of lists each rank's element."""
         shown = "numbers" if isinstance(value, list) else type(value).__name__
         label = fingerprint(operation.name, shown, root=root, operator=operator.name)
