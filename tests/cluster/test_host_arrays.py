@@ -214,6 +214,7 @@ def test_a_host_without_memory_for_it(hosts: nbp.Session, monkeypatch: pytest.Mo
     assert hosts.run("'ran' in globals()").values == [False] * 4
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("whole", [True, False], ids=["host", "node"])
 def test_a_host_that_is_lost_while_it_is_sent(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named with its ranks; the others go on.  If only its node ended, it is used again."""

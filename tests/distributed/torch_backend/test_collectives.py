@@ -38,6 +38,7 @@ def test_all_dtypes_and_shapes(
     both(four, matrix(dtypes=ALL_DTYPES, shapes=shapes, members=members, modes=[asynchronous]))
 
 
+@pytest.mark.by_turns
 def test_messages_and_objects_as_over_gloo(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """send, recv, isend, irecv, tags, any source, batches, lists of objects and coalesced operations."""
     both(session, MESSAGES)

@@ -114,6 +114,7 @@ finally:
     assert session.run("step()", namespace={}).values[0] == expected
 
 
+@pytest.mark.by_turns
 def test_a_failed_collective_that_was_not_waited_for(session: nbp.Session) -> None:
     """An operation begun and never waited for runs at the end of the cell; if that fails, `wait` says so."""
     session.run("td.init_process_group()", namespace={})

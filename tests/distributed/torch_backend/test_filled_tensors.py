@@ -51,6 +51,7 @@ y = torch.ones(len(x), dtype=torch.float64)
     assert list(session.run("y.sum().item()", namespace={}).values) == [1 << 16] * 2
 
 
+@pytest.mark.by_turns
 def test_the_same_memory_for_reading_only(session: nbp.Session, names: dict[str, Any]) -> None:
     """Senders read such a tensor, and a broadcast between ranks of the same memory writes nothing."""
     found = session.run(

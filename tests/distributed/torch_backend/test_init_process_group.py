@@ -23,6 +23,7 @@ def test_cells_run_again(session: nbp.Session) -> None:
     assert session.run("td.is_initialized()", namespace={}).values[0] is False
 
 
+@pytest.mark.by_turns
 def test_a_tutorial_sets_address_and_port(session: nbp.Session) -> None:
     """Rank, world size and a port of its own change nothing, also if another program listens there."""
     with socket.socket() as taken:

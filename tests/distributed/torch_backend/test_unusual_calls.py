@@ -25,6 +25,7 @@ whole.tolist(), part.item()
     assert list(found) == [([1.0, 2.0], 1.0), ([1.0, 2.0], 3.0)]
 
 
+@pytest.mark.by_turns
 def test_repeated_elements(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """The gradient of a sum, whose elements lie in one place, is reduced in place, as over gloo."""
     values = both(

@@ -214,6 +214,7 @@ def test_names_with_tensors_in_common_have_them_on_the_ranks(pair):
     assert pair.sent() == []
 
 
+@pytest.mark.by_turns
 def test_a_shared_model_and_its_optimiser_learn_together(pair):
     """The optimiser of a shared model finds the gradients on the rank; the notebook sees the steps."""
     pair.type(MODEL + "optimiser = torch.optim.SGD(model.parameters(), 0.1)")
