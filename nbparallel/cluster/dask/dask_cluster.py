@@ -31,7 +31,7 @@ WORKERS_SECONDS = 30.0
 """How long a cluster may take to have a first worker."""
 LOOP_SECONDS, END_SECONDS = 5.0, 3.0
 """How long the client's own thread may take to do nothing, and nodes to end."""
-RUNNING = "running"
+RUNNING, STARTING = "running", "init"
 _dask: Any = distributed
 
 
@@ -130,8 +130,8 @@ class DaskCluster:
         workers = self._by_host().get(host)
         if not workers:
             raise StartError(f"host {host} is not in the cluster any more")
-        worker = next((w for w in workers if w["status"] == RUNNING), None)
-        if worker is None:
+        usable = (w for status in (RUNNING, STARTING) for w in workers if w["status"] == status)
+        if (worker := next(usable, None)) is None:
             raise StartError(f"host {host} takes no tasks: its workers are {workers[0]['status']}")
         address, key = worker["address"], f"{self._topic}/{next(self._count)}/{host}"
         try:

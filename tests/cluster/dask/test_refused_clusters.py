@@ -159,10 +159,9 @@ def test_a_node_that_cannot_start(dask: DaskProcesses, monkeypatch: pytest.Monke
         session.run("1")
 
 
-def _status(name: str, dask_worker: Any = None) -> None:
-    from distributed.core import Status
-
-    dask_worker.status = getattr(Status, name)
+def _fill(dask_worker: Any = None) -> None:
+    """Have a worker's own look at its memory find it full."""
+    dask_worker.memory_manager.memory_pause_fraction = 1e-9
 
 
 def test_a_worker_that_pauses(fresh: DaskProcesses) -> None:
@@ -170,7 +169,7 @@ def test_a_worker_that_pauses(fresh: DaskProcesses) -> None:
     address = fresh.address_of("b")
     with nbp.Session(cluster=fresh.client) as session:
         session.run("pass")
-        fresh.client.run(_status, "paused", workers=[address])
+        fresh.client.run(_fill, workers=[address])
         assert session.run("all_reduce(rank)").values == [6] * 4
     workers = lambda: fresh.client.scheduler_info(n_workers=-1)["workers"]  # noqa: E731
     wait_until(lambda: workers()[address]["status"] == "paused")
