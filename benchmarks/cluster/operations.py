@@ -1,16 +1,12 @@
-"""`all_reduce` over two hosts, plain and encrypted; beside one host, Dask's own tasks, and MPI."""
+"""`all_reduce` over two hosts, plain and encrypted; beside one host, and MPI."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
-import time
-from typing import Any
-
-import numpy as np
 
 import nbparallel as nbp
-from benchmarks.cluster.turns import HOSTS, RANKS, check, figure, take_turns, workers_of
+from benchmarks.cluster.turns import HOSTS, RANKS, figure, take_turns
 from benchmarks.operations import mpi
 from benchmarks.report import Figure, Section, not_installed
 from tests.cluster.dask_cluster import DaskProcesses
@@ -37,31 +33,6 @@ def _ours(session: nbp.Session, nbytes: int) -> float:
     """Return the mean of some calls on the slowest rank."""
     cell = REDUCE.replace("SIZE", str(nbytes // 8)).replace("CALLS", str(20 if nbytes <= 1 << 20 else 1))
     return float(max(session.run(cell).values))
-
-
-class _Dask:
-    """The same by tasks: every rank's array lies on a worker, and the sum comes to each."""
-
-    def __init__(self, client: Any) -> None:
-        self._client, self._workers = client, workers_of(client)
-
-    def reduce(self, nbytes: int) -> float:
-        from distributed import wait
-
-        submit, workers = self._client.submit, self._workers
-        parts = [
-            submit(np.full, nbytes // 8, rank + 1.0, workers=[workers[rank * 2 // RANKS]], pure=False)
-            for rank in range(RANKS)
-        ]
-        wait(parts)
-        began = time.perf_counter()
-        inside = [submit(np.add, *parts[i : i + 2], workers=[workers[i // 2]], pure=False) for i in (0, 2)]
-        totals = [submit(np.add, *inside, workers=[worker], pure=False) for worker in workers]
-        wait(totals)
-        seconds = time.perf_counter() - began
-        last = [submit(lambda x: float(x[-1]), total, pure=False) for total in totals]
-        check(self._client.gather(last), [10.0] * len(totals))
-        return seconds
 
 
 def _over_mpi(seconds: float) -> dict[int, tuple[str, float]]:
@@ -92,15 +63,13 @@ def run(*, quick: bool) -> Section:
         nbp.Session(cluster=plain.client) as hosts, nbp.Session(cluster=secure.client) as encrypted,
         nbp.Session(RANKS) as one,
     ):  # fmt: skip
-        theirs = _Dask(plain.client)
         for nbytes, aim in AIMS.items():
             times = take_turns({
                 "hosts": lambda n=nbytes: _ours(hosts, n),
                 "tls": lambda n=nbytes: _ours(encrypted, n),
-                "client.submit": lambda n=nbytes: theirs.reduce(n),
                 "one host": lambda n=nbytes: _ours(one, n),
             }, 3 if quick else 9)  # fmt: skip
-            peers = {"`client.submit`": times["client.submit"], "one host": times["one host"]}
+            peers = {"one host": times["one host"]}
             if nbytes in over_mpi:
                 peers[f"{over_mpi[nbytes][0]}, one host"] = [over_mpi[nbytes][1]]
             title = f"`all_reduce` of {NAMES[nbytes]}"
@@ -110,6 +79,5 @@ def run(*, quick: bool) -> Section:
     return Section(
         "Operations over two hosts",
         figures,
-        "Float64; the slowest of 4 ranks, two on each host; with `client.submit` the arrays lie on the "
-        f"workers, and the sum comes to both.{missing}",
+        f"Float64; the slowest of 4 ranks, two on each host.{missing}",
     )
