@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nbparallel import sharing
 from nbparallel.session.monitoring.process_memory import read_memory
@@ -171,13 +172,7 @@ class ActivityReader:
             segments=totals.segments,
             nbytes=totals.nbytes,
             pooled_nbytes=totals.pooled_nbytes,
-            phase="starting" if starting else "moving" if moving is not None else clock.phase,
-            moving_name="" if moving is None else moving[0],
-            moving_nbytes=0 if moving is None else moving[1],
-            starting_ranks=len(starting),
-            failed_rank=clock.failed_rank,
-            failed_line=clock.failed_line,
-            failed_between=clock.failed_between,
+            **phase_fields(clock, starting, moving),
             limit_nbytes=self._limit_nbytes(now),
             culprits=culprits_of(ranks),
             waited=pairs.waited,
@@ -328,6 +323,19 @@ def _awaited(control: ControlView, slot: SlotRecord) -> tuple[int, ...]:
     words = control.words
     others = (rank for rank in range(control.world_size) if rank != slot.rank)
     return tuple(rank for rank in others if words[control.word_arrive(rank)] < slot.target)
+
+
+def phase_fields(clock: CellClock, starting: Sequence[int], moving: tuple[str, int] | None) -> dict[str, Any]:
+    """Return the fields of a `SessionActivity` that say what goes on before a cell, and what failed in it."""
+    return {
+        "phase": "starting" if starting else "moving" if moving is not None else clock.phase,
+        "moving_name": "" if moving is None else moving[0],
+        "moving_nbytes": 0 if moving is None else moving[1],
+        "starting_ranks": len(starting),
+        "failed_rank": clock.failed_rank,
+        "failed_line": clock.failed_line,
+        "failed_between": clock.failed_between,
+    }
 
 
 def culprits_of(ranks: Sequence[RankActivity]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of, phase_fields
 from nbparallel.session.monitoring.segments import NOTEBOOK, SharedSegment
 from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics
 from nbparallel.session.monitoring.who import SessionNames, compare_names
@@ -58,13 +58,7 @@ def join_activity(
         segments=sum(activity.segments for activity in seen.values()),
         nbytes=sum(activity.nbytes for activity in seen.values()),
         pooled_nbytes=sum(activity.pooled_nbytes for activity in seen.values()),
-        phase="starting" if starting else "moving" if moving is not None else clock.phase,
-        moving_name="" if moving is None else moving[0],
-        moving_nbytes=0 if moving is None else moving[1],
-        starting_ranks=len(starting),
-        failed_rank=clock.failed_rank,
-        failed_line=clock.failed_line,
-        failed_between=clock.failed_between,
+        **phase_fields(clock, starting, moving),
         limit_nbytes=None if None in limits or not limits else sum(limit or 0 for limit in limits),
         culprits=culprits_of(ranks),
     )

@@ -177,6 +177,19 @@ def test_a_worker_that_pauses(fresh: DaskProcesses) -> None:
         nbp.Session(cluster=fresh.client).start()
 
 
+def test_a_worker_that_has_just_registered(fresh: DaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its status is still `init` where the session looks; it takes tasks as soon as it runs."""
+    known = fresh.client.scheduler_info
+
+    def scheduler_info(**options: Any) -> Any:
+        info = known(**options)
+        return {**info, "workers": {a: {**w, "status": "init"} for a, w in info["workers"].items()}}
+
+    monkeypatch.setattr(fresh.client, "scheduler_info", scheduler_info)
+    with nbp.Session(cluster=fresh.client) as session:
+        assert session.run("all_reduce(rank)").values == [6] * 4
+
+
 def test_foreign_events(fresh: DaskProcesses) -> None:
     """Whatever other clients log to a session's topic is dropped."""
     with nbp.Session(cluster=fresh.client) as session:
