@@ -10,7 +10,7 @@ Markers
 ``slow``
     Not in the quick tier; in the rest every eighth day.
 ``by_turns``
-    In the quick tier every fourth day, on the others as if it were slow: of more than half a second.
+    In the quick tier every eighth day, on the others only in the whole: of more than half a second.
 ``matrix(cover=None, size=1, across_classes=False)``
     The quick tier runs a sample of this test's parametrised cases: at least `size`, and each value of each
     parameter that `cover` names at least once (None: of every parameter).  With `across_classes` the cases
@@ -41,10 +41,9 @@ from nbparallel.testing import processes
 QUICK, REST, ALL = "quick", "rest", "all"
 REST_SHARE = 8
 """Of the cases that the quick tier leaves out of a matrix, the rest is one in so many."""
-TURNS = 4
-"""Of tests that run by turns the quick tier takes one in so many."""
-REST_TURNS = 8
-"""Of slow tests the rest takes one in so many: on two slow cores that is what `.ci/run` has time for."""
+TURNS = 8
+"""Of tests that run by turns the quick tier takes one in so many, and the rest of slow ones: on two slow
+cores that is what a commit and `.ci/run` have time for."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
 WARN_SECONDS = 3.0
@@ -77,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Announce the markers; choose the seed, once for all workers."""
     global _tier  # `examples` is called while modules are imported
     config.addinivalue_line("markers", "slow: not in the quick tier")
-    config.addinivalue_line("markers", "by_turns: every fourth day in the quick tier, else slow")
+    config.addinivalue_line("markers", "by_turns: every eighth day in the quick tier, else only in the whole")
     config.addinivalue_line(
         "markers", "matrix(cover=None, size=1): but for the whole, a sample of the cases runs"
     )
@@ -135,7 +134,7 @@ def left_out(
             name = item.originalname if across else item.nodeid.partition("[")[0]
             matrices[f"{name} {parameters.get('repetition', 0)}"].append(item)
     only_whole = _without_share(config, "6.31", older)
-    only_whole |= {item for item in slow if not _has_turn(item, of_rest=True)}
+    only_whole |= {item for item in slow if not _is_slow_with_its_turn(item)}
     out = slow.union(older)
     for name, group in matrices.items():
         marker = group[0].get_closest_marker("matrix")
@@ -152,17 +151,20 @@ def left_out(
 
 def _is_slow(item: pytest.Item) -> bool:
     """Return whether the quick tier of this day leaves a test out as a whole."""
-    if item.get_closest_marker("by_turns") is not None and not _has_turn(item, of_rest=False):
+    if item.get_closest_marker("by_turns") is not None and not _has_turn(item):
         return True
     return item.get_closest_marker("slow") is not None
 
 
-def _has_turn(item: pytest.Item, *, of_rest: bool) -> bool:
-    """Return whether it is a test's turn, which comes once in so many days; in the rest on another day."""
+def _is_slow_with_its_turn(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None and _has_turn(item)
+
+
+def _has_turn(item: pytest.Item) -> bool:
+    """Return whether it is a test's turn, which comes once in so many days."""
     name = item.nodeid.partition("[")[0]
     seed: int = item.config.option.matrix_seed
-    day = zlib.crc32(name.encode()) + seed
-    return day % REST_TURNS == TURNS // 2 if of_rest else day % TURNS == 0
+    return (zlib.crc32(name.encode()) + seed) % TURNS == 0
 
 
 def _without_share(config: pytest.Config, name: str, left: Sequence[pytest.Item]) -> set[pytest.Item]:

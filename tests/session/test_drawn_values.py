@@ -65,6 +65,7 @@ def test_colours_of_each_collective(three_ranks: Session) -> None:
         assert held(drawn, "x", before=True) == ["0 1 2", "10 11 12", "20 21 22"]
 
 
+@pytest.mark.by_turns
 def test_numbers_of_several_ranks(three_ranks: Session) -> None:
     """A number that two ranks had before has no colour; True is not 1, and nan equals nothing."""
     three_ranks.run("a = [0, rank, True]; b = float('nan')")

@@ -258,6 +258,7 @@ def ranks():
         yield session
 
 
+@pytest.mark.by_turns
 def test_what_comes_back_is_the_values_own(ranks):
     """A rank's shared array inside a returned object is the same memory; a bare one is a snapshot."""
     ranks.run("mine = nbp.zeros(100_000)")

@@ -74,6 +74,7 @@ def test_c_code_that_never_returns():
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_stuck_in_c_ends_the_run(pytester: pytest.Pytester) -> None:
     """C code that holds the GIL cannot be raised into: the run prints its stacks and ends."""

@@ -42,6 +42,7 @@ def test_a_training_loop_is_the_same_on_hosts(hosts: nbp.Session) -> None:
     assert sorted(samples) == list(range(50))
 
 
+@pytest.mark.by_turns
 def test_one_large_array_is_averaged_where_it_lies(hosts: nbp.Session) -> None:
     """In place, and every rank has the same bits."""
     cell = """

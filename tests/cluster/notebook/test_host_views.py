@@ -89,6 +89,7 @@ def test_before_the_start_there_is_nothing_to_see() -> None:
     session.stop()
 
 
+@pytest.mark.by_turns
 def test_statistics_have_all_ranks_and_what_hosts_hold(hosts: nbp.Session) -> None:
     """Each with its host, and segments of two hosts are not one, though they have one number there."""
     pids = list(hosts.run("import os, numpy as np\nheld = nbp.zeros(50_000)\nos.getpid()").values)

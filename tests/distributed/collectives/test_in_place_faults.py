@@ -230,6 +230,7 @@ def test_time_runs_out_for_an_array_that_nobody_reads(outcomes: Any, operation: 
     assert isinstance(found[1 - source].error, PeerFailedError), found
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("operation", ["broadcast", "scatter"])
 def test_a_member_that_has_ended_behind_the_call(outcomes: Any, operation: str) -> None:
     """Only those that were read of have to live until then: others may have ended, as a script's ranks do."""

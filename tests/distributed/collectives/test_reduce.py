@@ -129,6 +129,7 @@ def test_numbers_and_lists(ranks: Any, n: int) -> None:
     ranks(n, work)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("size", [8, 40_000])
 def test_an_output_inside_the_input(ranks: Any, size: int) -> None:
     """A part of the input may take the result, whoever still reads it, in private and shared memory."""

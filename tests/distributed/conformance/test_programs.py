@@ -85,6 +85,7 @@ def run(c: Communicator, program: list[Step]) -> tuple[int, str, bool]:
     return len(program), "", True
 
 
+@pytest.mark.by_turns
 @given(
     st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(steps(n), min_size=1, max_size=30)))
 )

@@ -129,6 +129,7 @@ def program(c: Communicator, operations: int, seed: int) -> int:
     return operations
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(120)

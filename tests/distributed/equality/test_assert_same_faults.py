@@ -42,6 +42,7 @@ def test_somebody_does_something_else(ranks: Any, outcomes: Any) -> None:
         ranks(2, none)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("step", range(5))
 def test_a_rank_dies_while_it_looks(outcomes: Any, step: int) -> None:
     """A rank that is killed in any step of the comparison frees the others, who say so."""

@@ -45,6 +45,7 @@ def test_a_race_is_named(three_ranks: Session, name: str) -> None:
     assert cell.array in str(report)
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.parametrize("name", CELLS)
 def test_what_was_missing_mends_it(three_ranks: Session, name: str) -> None:
@@ -317,6 +318,7 @@ def test_functions_of_a_checked_cell_are_as_fast_as_others_afterwards(three_rank
     assert three_ranks.run(names).values == [[(), ("counter",), ()]] * 3
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     "source",
     [

@@ -121,6 +121,7 @@ def test_collectives(three_ranks: Session, name: str) -> None:
     assert unordered(three_ranks, "n = 3\n" + CALLS[name] % "") == not_in(order_of(name))
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=4)
 @pytest.mark.parametrize("name", CALLS)
 def test_of_a_group(three_ranks: Session, name: str) -> None:
@@ -130,6 +131,7 @@ def test_of_a_group(three_ranks: Session, name: str) -> None:
     assert unordered(three_ranks, calls) == not_in(order_of(name), (0, 1))
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=4)
 @pytest.mark.parametrize("name", ASYNC)
 def test_with_async_op(three_ranks: Session, name: str) -> None:
@@ -162,6 +164,7 @@ def wait():
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix
 @pytest.mark.parametrize("last", TURNS)
 @pytest.mark.parametrize("first", ["with", "acquire, release", "dropped"])

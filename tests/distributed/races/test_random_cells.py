@@ -11,6 +11,7 @@ from nbparallel.session import Session
 from tests.distributed.races.random_cells import CELLS, RandomCell
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_reported_are_the_races_of_the_model(

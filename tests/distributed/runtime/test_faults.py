@@ -186,6 +186,7 @@ def test_every_rank_interrupted(outcomes: Any, what: str) -> None:
         assert outcome.error_ns - begin < 1.5e9
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(60)
 def test_interrupts_at_random_moments(outcomes: Any) -> None:

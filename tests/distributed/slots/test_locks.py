@@ -26,6 +26,7 @@ def increment(shared: Any, times: int) -> None:
             shared[0] = value + 1
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("n", "cpus"), [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)])
 def test_one_rank_at_a_time(ranks: Any, n: int, cpus: int) -> None:
     """Every increment of all ranks counts, whether ranks spin or sleep while they wait."""

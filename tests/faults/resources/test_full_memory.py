@@ -149,6 +149,7 @@ assert names() == [], names()
 """)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("call", ["nbp.zeros(1 << 20, 'u1')", "nbp.share(np.ones(1 << 20, 'u1'))"])
 @pytest.mark.time_limit(60)
 def test_f40_filled_between_the_look_and_the_use(small: Callable[..., str], call: str) -> None:

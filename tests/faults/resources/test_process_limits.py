@@ -61,6 +61,7 @@ def few_processes(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[st
         yield request.param, words_or_reason
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_f74_the_check_counts_all_that_is_started(few_processes: tuple[str, list[str]]) -> None:
     """Supervisor, template and threads count: nothing is started that cannot be finished."""

@@ -107,6 +107,7 @@ def test_f74_no_proc() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize(("call", "error"), [("memfd_create", "EPERM"), ("pidfd_open", "ENOSYS")])
 def test_f74_a_system_call_is_refused(call: str, error: str) -> None:

@@ -51,6 +51,7 @@ def test_bars_are_one_live_line_a_rank() -> None:
     assert page.clears == 1
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("order", "can_clear"), [("stream", True), ("stream", False), ("rank", False)])
 def test_where_nothing_is_cleared_they_stay_in_their_place(order: str, can_clear: bool) -> None:
     """With their last state, among what came before and after."""

@@ -77,6 +77,7 @@ def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     assert {record.pid for record in kernel.descendants()} == before
 
 
+@pytest.mark.by_turns
 def test_who_has_which_name(shared_kernel: Kernel) -> None:
     """`%parallel_who` tells shared, copied, made on ranks and different, with what only the notebook has."""
     kernel = loaded(shared_kernel)

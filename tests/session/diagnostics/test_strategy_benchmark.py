@@ -115,6 +115,7 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
         strategy_bench(**wrong)
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("step", ["make", "touch", "message", "call"])
 def test_an_interrupt_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Interrupted after any step, it raises KeyboardInterrupt, and no segment of it is left."""

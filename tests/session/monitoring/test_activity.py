@@ -132,6 +132,7 @@ def test_a_rank_that_has_finished_computes_no_more(session: Session, held: Calla
     assert whole(ended.ranks[0]) == pytest.approx(ended.ranks[0].finished)
 
 
+@pytest.mark.by_turns
 def test_a_rank_computes_since_its_last_operation(session: Session, held: Callable[[str], None]) -> None:
     """In a loop: the lines of the whole loop, and the time since the ranks met, not since the loop began."""
     pending = session.submit(

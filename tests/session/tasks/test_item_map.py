@@ -49,6 +49,7 @@ def test_results_are_in_order_and_a_free_rank_takes_the_next_item(two: Session) 
     assert sorted(Counter(process for _, process in found).values()) == [1, 9]
 
 
+@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     "items",

@@ -29,6 +29,7 @@ def test_whoever_waits_for_a_cell_is_woken_once(four, monkeypatch):
     assert len(woken) == 1
 
 
+@pytest.mark.by_turns
 def test_a_failure_wakes_at_once(four, monkeypatch):
     """Nobody waits for the others before a failure is acted on: these two never end by themselves."""
     pool, woken = rank_pool(four), []

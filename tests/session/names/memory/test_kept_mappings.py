@@ -93,6 +93,7 @@ said["FETCH"], said["FETCH"] + said["HOLD"]
 """
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_new_arrays_in_the_owners_pool(ranks):
     """An array for each turn, whose memory comes round: few questions, and never another turn's content."""

@@ -86,6 +86,7 @@ def test_any_source_waits_for_who_is_left(three: Session) -> None:
     assert isinstance(error.errors[0], PeerFailedError)
 
 
+@pytest.mark.by_turns
 def test_another_word_is_refused(three: Session) -> None:
     """Before anything runs."""
     with pytest.raises(ValueError, match="on_error must be one of stop, continue"):

@@ -107,6 +107,7 @@ def test_a_low_recursion_limit_is_named(session: Session, limit: int) -> None:
     assert list(session.run("import sys; sys.getrecursionlimit() >= 1000").values) == [True, True]
 
 
+@pytest.mark.by_turns
 def test_a_low_recursion_limit_explains_nothing_else(session: Session) -> None:
     """An ordinary error stays what it is, and the limit is the user's own."""
     assert isinstance(error_of(session, "import sys\nsys.setrecursionlimit(250)\n1 / 0"), ZeroDivisionError)
@@ -144,6 +145,7 @@ def test_a_stream_that_was_closed_is_open_again(session: Session, fd: int, print
     assert getattr(session.run(f"print('next', file=sys.{name})")[0], name) == "next\n"
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("cell", ["os.closerange(3, 200)", "os.closerange(0, 200)"])
 def test_closed_sockets_are_named(cell: str, two_ranks: Session) -> None:
     """The rank ends, and the error says why; it comes back with the next cell."""

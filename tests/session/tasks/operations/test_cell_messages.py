@@ -151,6 +151,7 @@ def test_calls_and_background_cells(capsys: pytest.CaptureFixture[str], two_rank
         two_ranks.run("recv(src=rank)")
 
 
+@pytest.mark.by_turns
 @pytest.mark.fault("F35")
 @pytest.mark.time_limit(60)
 def test_memory_of_dropped_messages_is_released(two_ranks: Session) -> None:

@@ -11,6 +11,7 @@ from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
 
+@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_every_operation_is_there(three_ranks: Session) -> None:
     """Every operation of the promise has its name in a cell, works there, and stays one of `dist`."""
