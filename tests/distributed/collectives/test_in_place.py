@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from typing import Any
@@ -347,3 +348,24 @@ def test_the_first_reduction_meets_once_more_and_no_later_one() -> None:
     reading = InPlaceReading(context, protocol)
     assert [reading.agreed() for _ in range(3)] == [True] * 3
     assert met == ["met"]
+
+
+def test_blocks_begin_in_the_middle_of_a_page(ranks: Any) -> None:
+    """Where a block begins a few bytes behind its source, as seen from their pages, copies are slow."""
+
+    def places(c: Communicator) -> set[int]:
+        x, memory = content(c.rank), context_of(c).peers.memory
+        begin, read = x.__array_interface__["data"][0], memory.read
+        seen: set[int] = set()
+
+        def note(rank: int, address: int, into: Any) -> Any:
+            place = into.__array_interface__["data"][0]
+            if not begin <= place < begin + x.nbytes:
+                seen.add(place % mmap.PAGESIZE)
+            return read(rank, address, into)
+
+        memory.read = note  # type: ignore[method-assign]
+        c.all_reduce(x)
+        return seen
+
+    assert ranks(3, places) == [{staging.MARGIN}] * 3

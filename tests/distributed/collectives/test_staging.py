@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import signal
 import time
 from collections.abc import Callable
@@ -95,6 +96,30 @@ def test_sizes(ranks: Any, monkeypatch: Any, n: int, operation: str) -> None:
 
     for seen in ranks(n, work):
         assert len(seen) == 3 * 5  # the short ones have shown who has buffers
+
+
+def test_chunks_begin_in_the_middle_of_a_page(ranks: Any, monkeypatch: Any) -> None:
+    """Where large arrays begin, 16 bytes behind a page's begin, copies from a page's begin are slow."""
+    small_chunks(monkeypatch)
+
+    def work(c: Communicator) -> set[int]:
+        seen = set()
+        window = staging.StagingBuffers.window
+
+        def note(self: Any) -> tuple[Any, bytes]:
+            memory, packed = window(self)
+            begin = memory.__array_interface__["data"][0]
+            seen.update((begin + self.offset(i)) % mmap.PAGESIZE for i in range(staging.CHUNKS))
+            return memory, packed
+
+        monkeypatch.setattr(staging.StagingBuffers, "window", note)
+        values = [octets(3 * CHUNK, c.rank, 0) for _ in range(2)]
+        for _ in range(3):
+            c.all_to_all([np.zeros_like(x) for x in values], values)
+        return seen
+
+    assert ranks(2, work) == [{staging.MARGIN}] * 2
+    assert 64 < staging.MARGIN < mmap.PAGESIZE - 64
 
 
 def test_any_layout(ranks: Any, monkeypatch: Any) -> None:
