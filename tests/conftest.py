@@ -25,6 +25,9 @@ FAULT_FILES = {
     "test_ended_ranks.py",
     "test_deadlock.py",
     "test_damaged_handles.py",
+    "test_fault_matrix.py",
+    "test_losses.py",
+    "test_every_frame.py",
 }
 
 

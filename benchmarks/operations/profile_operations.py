@@ -31,7 +31,7 @@ SMALL: dict[str, tuple[int, Callable[[Communicator], Seconds]]] = {
     "all_reduce, 8 B, 4 ranks": (4, parts_of_all_reduce),
     "ping-pong, 8 B, one way": (2, parts_of_ping_pong),
 }
-MOVED = ("send", "broadcast", "gather", "scatter", "all_to_all")
+MOVED = ("send", "broadcast", "gather", "scatter", "all_to_all", "all_reduce")
 BETWEEN = (
     *(Line("all_reduce", nbytes) for nbytes in (64 * KIB, MIB, 16 * MIB, LARGE)),
     Line("all_to_all", KIB, view=True),
@@ -200,6 +200,8 @@ def has_to_move(operation: str, ranks: int, *, shared: bool) -> tuple[float, boo
         return (2 * part, False) if shared else (2.0, True)
     if operation == "gather":
         return 2.0, True
+    if operation == "all_reduce" and not shared:  # others' parts into the cache, the sum, the other sums
+        return 3 * part * (ranks - 1) + 2 * part, False
     if operation == "broadcast" and shared:
         return 2 * part * (ranks - 1), False
     return 2.0, operation == "send"
