@@ -148,12 +148,17 @@ def test_a_host_that_cannot_start_its_ranks(cluster: Loopback, monkeypatch: pyte
     session.stop()
 
 
-def test_other_versions_are_refused(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host and what differs are named."""
-    theirs = pickle.dumps({"system": "linux", "Python": "3.99", "nbparallel": "9", "numpy": "2"})
-    replace_call(monkeypatch, "hello", lambda *_: theirs)
+@pytest.mark.parametrize("what", ["system", "Python", "nbparallel", "numpy"])
+def test_other_versions_are_refused(cluster: Loopback, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """The host and what differs, and nothing else, are named."""
+
+    def hello(node: Node, handle: Callable[..., bytes], op: str, data: bytes) -> bytes:
+        mine = handle(node, op, data)
+        return pickle.dumps({**pickle.loads(mine), what: "other"}) if node.port.host == "b" else mine
+
+    replace_call(monkeypatch, "hello", hello)
     session = nbp.Session(cluster=cluster)
-    with pytest.raises(nbp.StartError, match=r"host a has Python 3.99 \(here 3"):
+    with pytest.raises(nbp.StartError, match=rf"^host b has {what} other \(here [^,]*\): use the same"):
         session.start()
     session.stop()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
+import platform
 import secrets
 import time
 from collections.abc import Mapping
@@ -135,12 +136,15 @@ class DaskCluster:
             raise StartError(f"host {host} takes no tasks: its workers are {workers[0]['status']}")
         address, key = worker["address"], f"{self._topic}/{next(self._count)}/{host}"
         try:
-            self._client.run(add_plugin, workers=[address])
+            if (system := self._client.run(platform.system, workers=[address])[address]) == "Linux":
+                self._client.run(add_plugin, workers=[address])
         except Exception as error:
             raise StartError(
                 f"host {host}: nbparallel cannot be used there ({type(error).__name__}: {error}); it must be "
                 "installed on every worker, as distributed.PipInstall does"
             ) from error
+        if system != "Linux":
+            raise StartError(f"host {host} runs {system}, and ranks need Linux: leave its workers out")
         future = self._client.submit(
             hold, key, key=key, workers=[address], allow_other_workers=False, retries=0, pure=False
         )

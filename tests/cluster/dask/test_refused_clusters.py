@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -188,6 +189,20 @@ def test_a_worker_that_has_just_registered(fresh: DaskProcesses, monkeypatch: py
     monkeypatch.setattr(fresh.client, "scheduler_info", scheduler_info)
     with nbp.Session(cluster=fresh.client) as session:
         assert session.run("all_reduce(rank)").values == [6] * 4
+
+
+def _have_another_system() -> None:
+    """Have the worker that runs it say that it is no Linux."""
+    platform.system = lambda: "Darwin"
+
+
+def test_a_worker_that_is_not_on_linux(fresh: DaskProcesses) -> None:
+    """Its host is named, and what it runs; without it the session starts."""
+    fresh.client.run(_have_another_system, workers=[fresh.address_of("b")])
+    with pytest.raises(StartError, match="host b runs Darwin, and ranks need Linux"):
+        nbp.Session(cluster=fresh.client).start()
+    with nbp.Session(cluster=fresh.client, max_hosts=1) as session:
+        assert session.run("all_reduce(rank)").values == [1] * 2
 
 
 def test_foreign_events(fresh: DaskProcesses) -> None:
