@@ -45,7 +45,11 @@ from nbparallel.wire.name_updates import NameKind, NameUpdate
 LOOK_SECONDS = 1.0
 """Between two looks whether the hosts of a task still answer."""
 NOTED_LOOKS, MOST_LOOKS = 5, 15
-"""After how many without an answer a line says so, and the host is lost."""
+"""How many looks after its last sign of life a line names a silent host, and it is lost.
+
+The first of them finds that sign, and 14 questions stay without an answer: what stops between two looks is
+lost 14 to 15 s later.
+"""
 NOT_SHARED = (
     "ranks of other machines cannot write to memory of this one: have each rank return its part (the cell's "
     "values, `pull`), or let it make an array of its own with nbp.zeros"
@@ -119,7 +123,7 @@ class HostRun(TaskRun):
         self._relayed = False
         self._looked = time.monotonic()
         self._silent: dict[str, int] = {}
-        """By host, how often it was asked for a sign of life without an answer."""
+        """By host, how many looks ago it last gave a sign of life."""
 
     def wanted_arrays(self) -> dict[str, dict[int, NameUpdate]]:
         """Return which of the notebook's arrays the ranks of each host are to be given, by their numbers."""
@@ -146,7 +150,7 @@ class HostRun(TaskRun):
                 self._lose(host, reason, silent=reply.silent)
 
     def _step(self, interrupts: InterruptCounter) -> None:
-        item = self._host_pool.next_message(LOOK_SECONDS)
+        item = self._host_pool.next_message(max(0.0, self._looked + LOOK_SECONDS - time.monotonic()))
         if item is not None:
             self._hear(*item)
         if time.monotonic() - self._looked >= LOOK_SECONDS:
@@ -160,14 +164,15 @@ class HostRun(TaskRun):
     def _look(self) -> None:
         """Ask every host for a sign of life, and give up the one that has given none for long."""
         self._looked = time.monotonic()
+        heard = self._host_pool.heard
         for host in list(self.running):
-            count = self._silent[host] = 0 if host in self._host_pool.heard else self._silent.get(host, 0) + 1
+            count = self._silent[host] = 1 if host in heard else self._silent.get(host, 0) + 1
             if count == NOTED_LOOKS:
                 self.output.note(f"host {host} has not answered for {NOTED_LOOKS} s")
-            elif count > MOST_LOOKS:
+            elif count >= MOST_LOOKS:
                 reason = f"it has not answered for {MOST_LOOKS} s (stopped, or not connected any more)"
                 self._lose(host, reason, silent=True)
-        self._host_pool.heard.clear()
+        heard.clear()
         self._tell(self.running, "look")
 
     def _tell(self, hosts: Sequence[str], op: str, *what: Any) -> None:

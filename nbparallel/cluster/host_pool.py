@@ -41,8 +41,8 @@ START_SECONDS = 90.0
 """Bound for the start of a host's ranks, generous: an environment may lie on a slow disk."""
 RETURN_SECONDS = 3.0
 """How long the next task waits for a worker that has ended to be there again: its nanny may start it."""
-ANSWER_SECONDS = 15.0
-"""Bound for calls that a node answers immediately."""
+ANSWER_SECONDS, LAST_SECONDS = 13.0, 2.0
+"""Bounds for calls that a node answers immediately, and for one that it gets when it has not answered."""
 NO_RESIZE = (
     "the number of ranks of a session on hosts is fixed when it is made: make another one, as with "
     "`%parallel_cluster --ranks-per-host 4 client` or Session(cluster=client, ranks_per_host=4)"
@@ -95,6 +95,7 @@ class HostPool:
         self._names, self._output_of = names, output_of
         self._anchors: dict[str, Anchor] = {}
         self._joiners: dict[str, EventJoiner] = {}
+        self._silent: set[str] = set()  # hosts of which the last call of `ask` got no answer
         self._lost: dict[str, str] = {}
         """Hosts that are lost, and how that was seen."""
         self._notes: list[str] = []
@@ -167,13 +168,13 @@ class HostPool:
         StartError
             A host has not done it; the message names it.
         """
-        found = {}
         calls = {host: what if isinstance(what, bytes) else pickle.dumps(what) for host, what in data.items()}
-        for host, reply in self.cluster.call(op, calls, seconds).items():
+        replies = self.cluster.call(op, calls, seconds)
+        self._silent = {host for host, reply in replies.items() if reply.silent}
+        for host, reply in replies.items():
             if reply.error or reply.silent:
                 raise StartError(f"host {host}: {reply.error or f'no answer within {seconds:g} s'}")
-            found[host] = pickle.loads(reply.data)
-        return found
+        return {host: pickle.loads(reply.data) for host, reply in replies.items()}
 
     def ensure(self, interrupts: InterruptCounter) -> HostPool:
         """Return a pool whose ranks all live, as far as hosts are there; `take_notes` returns what was begun.
@@ -314,7 +315,8 @@ class HostPool:
 
     def refuse_gone(self, host: str) -> None:
         """Raise if the node of a host is not there any more."""
-        reply = self.cluster.call("hello", {host: pickle.dumps(())}, ANSWER_SECONDS)[host]
+        seconds = LAST_SECONDS if host in self._silent else ANSWER_SECONDS
+        reply = self.cluster.call("hello", {host: pickle.dumps(())}, seconds)[host]
         if reason := reply.error or (f"no answer within {ANSWER_SECONDS:g} s" if reply.silent else ""):
             self.host_lost(host, reason, silent=reply.silent)  # one that answers can be used again
             raise host_loss(host, self.hosts.by_host[host], reason)

@@ -120,6 +120,20 @@ def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: py
         assert session.run("rank", ranks=[0]).values[0] == 0
 
 
+def test_a_host_that_answers_late_is_kept(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line says that it was silent, and its part of the cell is used."""
+    from nbparallel.cluster import host_dispatch
+
+    monkeypatch.setattr(host_dispatch, "LOOK_SECONDS", 0.3)
+    sink = Sink()
+    with nbp.Session(cluster=cluster) as session:
+        pending = session.submit("import time; time.sleep(0.5); rank", sink=sink)
+        cluster.nodes["b"].frozen.set()
+        wait_until(lambda: "host b has not answered for 5 s" in sink.notes, seconds=30)
+        cluster.nodes["b"].frozen.clear()
+        assert pending.result(20).values == [0, 1]
+
+
 def test_stopping_while_a_cell_runs(cluster: Loopback) -> None:
     """Whoever waits for the cell is told; every node has ended."""
     session = nbp.Session(cluster=cluster)

@@ -80,7 +80,7 @@ class DaskCluster:
         self._anchors: dict[str, DaskAnchor] = {}
         self._count = itertools.count()
         self._handler: EventHandler | None = None
-        self._watches: list[concurrent.futures.Future[None]] = []
+        self._watches: list[tuple[DaskAnchor, concurrent.futures.Future[None]]] = []
         try:
             self._on_loop(asyncio.sleep(0)).result(LOOP_SECONDS)
         except TimeoutError:
@@ -101,11 +101,15 @@ class DaskCluster:
             )
         try:
             self._client.wait_for_workers(1, timeout=WORKERS_SECONDS)
+            listed = self._client.scheduler_info(n_workers=-1)["workers"]
         except TimeoutError:
             raise StartError(f"the cluster had no worker in {WORKERS_SECONDS:.0f} s: scale it up") from None
+        except OSError as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise StartError(f"the scheduler cannot be reached, is the network down? ({problem})") from error
         machines, found = dict[str, list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
         silent = {anchor.address for anchor in self._anchors.values() if anchor.given_up}
-        for address, worker in self._client.scheduler_info(n_workers=-1)["workers"].items():
+        for address, worker in listed.items():
             if address not in silent:  # the scheduler has perhaps not noticed that it does not answer
                 machines.setdefault(worker["host"], []).append({**worker, "address": address})
         for machine, workers in machines.items():
@@ -159,7 +163,7 @@ class DaskCluster:
             anchor.release()
             del self._anchors[host]
             raise
-        self._watches.append(self._on_loop(self._watch(anchor)))
+        self._watches.append((anchor, self._on_loop(self._watch(anchor))))
         return anchor
 
     def _await_node(self, anchor: DaskAnchor, starting: concurrent.futures.Future[Any]) -> None:
@@ -241,7 +245,8 @@ class DaskCluster:
             self._handler = None
             if self._client.status == RUNNING:
                 self._client.unsubscribe_topic(self._topic)
-        concurrent.futures.wait(self._watches, END_SECONDS)  # until nothing is left on any host
+        ending = [watch for anchor, watch in self._watches if not anchor.given_up]
+        concurrent.futures.wait(ending, END_SECONDS)  # until nothing is left on any host that answers
         self._watches.clear()
         if self._owned:
             self._client.close()

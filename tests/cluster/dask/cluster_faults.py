@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -100,26 +100,31 @@ def striking_at(moment: str, cluster: DaskProcesses, fault: str) -> Iterator[Non
 
 
 def perform(
-    moment: str, cluster: DaskProcesses, session: nbp.Session, fault: str
+    moment: str,
+    cluster: DaskProcesses,
+    session: nbp.Session,
+    fault: str,
+    within: AbstractContextManager[None] | None = None,
 ) -> tuple[BaseException | None, float]:
-    """Do what belongs to a moment, in which a fault happens; return what it raised, and the seconds after."""
-    if moment in ("start", "array"):
-        began = time.monotonic()
-        with striking_at(moment, cluster, fault):
-            if moment == "start":
-                return error_of(session.start), time.monotonic() - began
-            names: dict[str, Any] = {"big": np.ones(4_000_000)}
-            run = lambda: session.run("float(big.sum())", namespace=names)  # noqa: E731
-            return error_of(run), time.monotonic() - began
-    if moment == "idle":
+    """Do what belongs to a moment, in which a fault happens; return what it raised, and the seconds after.
+
+    `within` bounds what is measured.
+    """
+    names: dict[str, Any] = {"big": np.ones(4_000_000), "np": np}
+    calls: dict[str, Callable[[], object]] = {
+        "start": session.start,
+        "array": lambda: session.run("float(big.sum())", namespace=names),
+        "idle": lambda: session.run("rank"),
+    }
+    if moment in ("cell", "exchange"):
+        pending = session.submit(CELL if moment == "cell" else EXCHANGE, namespace=names)
+        time.sleep(0.5)
+        calls[moment] = lambda: pending.result(PATIENCE)
+    if moment in ("idle", "cell", "exchange"):
         strike(cluster, fault)
+    with striking_at(moment, cluster, fault), within or nullcontext():
         began = time.monotonic()
-        return error_of(lambda: session.run("rank")), time.monotonic() - began
-    pending = session.submit(CELL if moment == "cell" else EXCHANGE, namespace={"np": np})
-    time.sleep(0.5)
-    strike(cluster, fault)
-    began = time.monotonic()
-    return error_of(lambda: pending.result(PATIENCE)), time.monotonic() - began
+        return error_of(calls[moment]), time.monotonic() - began
 
 
 def error_of(call: Callable[[], object]) -> BaseException | None:
