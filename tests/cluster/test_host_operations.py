@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import takewhile
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -113,6 +115,68 @@ def test_a_forgotten_call(hosts: nbp.Session) -> None:
     assert "finished the cell without calling barrier" in str(error)
     assert "(host b)" in str(error)
     assert hosts.run("all_reduce(rank)").values == [6] * 4
+
+
+Call = tuple[str, int, int]
+"""An operation, elements, a root; what does not matter to it is 0."""
+WRONG = """
+done = 0
+for name, size, root in program[rank]:
+    x = np.full(size, rank + 1.0)
+    if name == "all_reduce": all_reduce(x, "max")
+    elif name == "reduce": reduce(x, root)
+    elif name == "broadcast": broadcast(x, root)
+    elif name == "reduce_scatter": reduce_scatter(x)
+    elif name == "all_gather": all_gather(rank)
+    elif name == "number": all_reduce(rank)
+    else: barrier()
+    done += 1
+"""
+ROOTED, SIZED = ("reduce", "broadcast"), ("all_reduce", "reduce", "broadcast", "reduce_scatter")
+PLAIN = ("all_gather", "number", "barrier")
+
+
+def _random_call(random: Random, names: tuple[str, ...]) -> Call:
+    name = random.choice(names)
+    size = random.choice([4, 1000, 200_000]) if name in SIZED else 0
+    return name, size, random.randrange(4) if name in ROOTED else 0
+
+
+def _go_wrong(random: Random, kind: str) -> tuple[list[Call], list[Call]]:
+    """Return a program, and another one that differs from it in one call."""
+    calls = [_random_call(random, SIZED + PLAIN) for _ in range(random.randrange(2, 8))]
+    at = random.randrange(len(calls))
+    name, size, root = calls[at] = _random_call(random, SIZED) if kind == "shape" else calls[at]
+    other = {
+        "operation": [_random_call(random, tuple({*SIZED, *PLAIN} - {name}))],
+        "shape": [(name, size + 4, root)],
+        "forgotten": [],
+        "one too many": [_random_call(random, SIZED + PLAIN), calls[at]],
+    }[kind]
+    return calls, [*calls[:at], *other, *calls[at + 1 :]]
+
+
+@pytest.mark.by_turns
+@pytest.mark.fault("F94")
+@pytest.mark.parametrize("kind", ["operation", "shape", "forgotten", "one too many"])
+def test_random_wrong_programs(hosts: nbp.Session, kind: str) -> None:
+    """Ranks agree up to the call that differs; there all in a call are told; no array has changed."""
+    for seed in range(12):
+        random = Random(f"{kind} {seed}")
+        right, wrong = _go_wrong(random, kind)
+        who, program = random.randrange(4), [right] * 4
+        program[who] = wrong
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(right, wrong, strict=False)))
+        error = _fail(hosts, WRONG, namespace={"np": np, "program": program})
+        about = f"rank {who} of {program}: {error}"
+        calling = {rank for rank in range(4) if len(program[rank]) > same}
+        assert set(error.errors) == calling, about
+        assert {type(each) for each in error.errors.values()} == {CollectiveMismatchError}, about
+        (host,) = (name for name, ranks in (hosts.hosts or {}).items() if who in ranks)
+        assert all(f"{who} (host {host})" in str(each) for each in error.errors.values()), about
+        assert hosts.run("done").values == [same] * 4, about
+        assert all(hosts.run("bool((x == rank + 1).all())", ranks=sorted(calling)).values), about
+        assert hosts.run("all_reduce(rank)").values == [6] * 4, about
 
 
 def test_a_failure_on_another_host(hosts: nbp.Session) -> None:
