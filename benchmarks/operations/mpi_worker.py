@@ -1,4 +1,4 @@
-"""One rank under mpiexec: ``mpi_worker.py THREAD_LEVEL SECONDS RESULT``; needs mpi4py and numpy only."""
+"""One rank under mpiexec: ``mpi_worker.py THREAD_LEVEL SECONDS RESULT OPERATION``; with mpi4py and numpy."""
 
 from __future__ import annotations
 
@@ -68,12 +68,13 @@ class OverMpi:
 
 def main() -> None:
     """Measure, and write what all ranks found."""
-    level, seconds, result = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])
+    level, seconds, result, operation = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     mpi4py.rc.thread_level = level
     from mpi4py import MPI
 
     adapter = OverMpi(MPI)
-    times = measure({"mpi": adapter}, lines(adapter.size), adapter, seconds)
+    chosen = [line for line in lines(adapter.size) if operation in ("", line.operation)]
+    times = measure({"mpi": adapter}, chosen, adapter, seconds)
     gathered = MPI.COMM_WORLD.gather(times, 0)
     if adapter.rank == 0:
         version = MPI.Get_library_version().partition("\n")[0].partition(",")[0].replace("\t", " ")
