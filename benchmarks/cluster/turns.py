@@ -30,7 +30,7 @@ def figure(
     aim: float | None,
     peers: Mapping[str, Sequence[float]] | None = None,
     *,
-    met: bool | None = None,
+    times: tuple[float, str] | None = None,
 ) -> Figure:
     """Return a row; peers are named in order, and the ratio is that of the first.
 
@@ -38,25 +38,21 @@ def figure(
     ----------
     aim : float or None
         Seconds.
-    met : bool, optional
-        Whether it is met, if the median does not say so.
+    times : (float, str), optional
+        Instead of seconds: of how many times of which peer's time the aim is.
     """
     middle = statistics.median(ours)
     peers = peers or {}
     texts = [
-        f"{name}: {spread(times) if len(times) > 1 else human_seconds(times[0])}"
-        for name, times in peers.items()
+        f"{name}: {spread(each) if len(each) > 1 else human_seconds(each[0])}" for name, each in peers.items()
     ]
     ratio = statistics.median(next(iter(peers.values()))) / middle if peers else None
-    if met is None and aim is not None:
-        met = middle <= aim
+    said = "–" if aim is None else f"≤ {human_seconds(aim)}"
+    if times is not None:
+        number, peer = times
+        aim, said = number * statistics.median(peers[peer]), f"≤ {number:g} × {peer}"
     return Figure(
-        what,
-        spread(ours),
-        "; ".join(texts) or "–",
-        ratio,
-        "–" if aim is None else f"≤ {human_seconds(aim)}",
-        met,
+        what, spread(ours), "; ".join(texts) or "–", ratio, said, None if aim is None else middle <= aim
     )
 
 
