@@ -48,7 +48,7 @@ class DaskProcesses:
             if tls:
                 self._make_certificate()
             self._start(
-                "scheduler", "scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address",
+                "scheduler", "scheduler", "--host", self.address(), "--port", "0", "--dashboard-address",
                 "127.0.0.1:0", "--scheduler-file", self.scheduler_file, "--protocol", "tls" if tls else "tcp",
             )  # fmt: skip
             wait_until(
@@ -61,6 +61,14 @@ class DaskProcesses:
         except BaseException:
             self.stop()
             raise
+
+    def address(self, host: str = "") -> str:
+        """Return the address of a host, or of the scheduler's."""
+        return f"127.0.0.{1 + ' abcdefgh'.index(host or ' ')}"
+
+    def prefix(self, name: str) -> list[str]:
+        """Return the words that have a command run on the host of a process."""
+        return []
 
     def _make_certificate(self) -> None:
         """Make a certificate and its key, as `environment` of all processes."""
@@ -95,10 +103,9 @@ class DaskProcesses:
         self, host: str, environment: Mapping[str, str] | None = None, *, name: str = "", threads: int = 2
     ) -> None:
         """Start a worker of a host; its name is the host's if it has none of its own."""
-        address = f"127.0.0.{2 + 'abcdefgh'.index(host)}"
         self._start(
             name or host, "worker", "--scheduler-file", self.scheduler_file,
-            "--name", name or NAMES.get(host, host), "--host", address, "--nthreads", str(threads),
+            "--name", name or NAMES.get(host, host), "--host", self.address(host), "--nthreads", str(threads),
             "--no-dashboard", "--local-directory", self.folder.name, *self._options,
             environment=environment,
         )  # fmt: skip
@@ -111,7 +118,7 @@ class DaskProcesses:
     def _start(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> None:
         with open(f"{self.folder.name}/{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "dask", *words],
+                [*self.prefix(name), sys.executable, "-m", "dask", *words],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
