@@ -304,6 +304,7 @@ total - 50 * g.size()
             np.testing.assert_array_equal(found[rank], wanted, f"rank {rank}: {names['program']}")
 
     @pytest.mark.slow
+    @pytest.mark.time_limit(200)
     @pytest.mark.skipif(not installed(), reason=MISSING)
     def test_mpi4py_does_the_same(self, hosts: nbp.Session) -> None:
         """Every operation, and random programs of them."""
