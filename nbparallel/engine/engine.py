@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import sys
+from functools import partial
 
 import nbparallel
 from nbparallel import distributed, sharing
@@ -13,7 +14,7 @@ from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.engine import environment, tasks
+from nbparallel.engine import environment, failures, tasks
 from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.input import InputRequests
 from nbparallel.engine.inspection import complete, inspect_namespace
@@ -59,6 +60,7 @@ class Engine:
         here = configure.world_size if hosts is None else len(hosts.ranks)
         self._threads = environment.ThreadLimits(configure.usable_cpus, here)
         shell.attach(output, configure.colors)
+        shell.text_of_error = partial(failures.text_of, shell=shell)
         interrupts = Interrupts(configure.rank)
         interrupts.install()
         defaults = environment.Defaults(shell.user_ns, shell.user_ns_hidden)

@@ -40,6 +40,8 @@ _OURS = (
 )
 _DEEPEST = 200
 """Frames kept of a runaway recursion."""
+_SHOWN_PARTS = 10
+"""Errors of a group that are shown."""
 
 
 def improve(error: BaseException, state: RankState, *, follows_names: bool = True) -> BaseException:
@@ -170,21 +172,51 @@ def describe(error: BaseException, state: RankState) -> RankFailure:
     when = time.monotonic_ns()
     _leave_out_ours(error)
     trace = error.__traceback__
+    inside = _parts_text(error, state.shell)
+    *lines, last = state.shell.lines_of(error, _text(error))
     return RankFailure(
         rank=state.rank,
         time_ns=getattr(error, "_nbparallel_ns", when),
         ename=encodable(type(error).__name__),
-        evalue=encodable(_text(error)),
+        evalue=encodable(_text(error) + inside),
         exception=_pickled(error),
-        traceback=tuple(map(encodable, _formatted(error, trace, state.shell))),
+        traceback=tuple(map(encodable, (*lines, last + inside))),
         frames=_frames(trace, state.shell),
         cause=_cause(error),
     )
 
 
+def text_of(error: BaseException, shell: RankShell) -> str:
+    """Return what is shown of an error that does not end the cell: its traceback, without our frames."""
+    _leave_out_ours(error)
+    lines = shell.lines_of(error, _text(error))
+    return encodable("\n".join(lines) + _parts_text(error, shell))
+
+
+def _parts(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group, and in groups inside of it."""
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    return [part for each in error.exceptions for part in _parts(each) or [each]]
+
+
+def _parts_text(error: BaseException, shell: RankShell) -> str:
+    """Return a line for each error in a group, of which IPython shows the number only."""
+    lines = []
+    for part in _parts(error):
+        frames = _frames(part.__traceback__, shell)
+        place = f" (line {frames[-1].line} of {frames[-1].filename})" if frames else ""
+        lines.append(f"\n  {type(part).__name__}: {_text(part)}{place}")
+    more = f"\n  … and {len(lines) - _SHOWN_PARTS} more" if len(lines) > _SHOWN_PARTS else ""
+    return "".join(lines[:_SHOWN_PARTS]) + more
+
+
 def _cause(error: BaseException) -> Cause:
     if isinstance(error, KeyboardInterrupt) and not hasattr(error, "_nbparallel_own"):
         return Cause.INTERRUPT
+    if parts := _parts(error):
+        causes = {_cause(part) for part in parts}
+        return causes.pop() if len(causes) == 1 else Cause.ERROR
     if isinstance(error, PeerFailedError):
         return Cause.PEER
     if isinstance(error, RankExitError):
@@ -260,36 +292,6 @@ def _frames(trace: TracebackType | None, shell: RankShell) -> tuple[FrameLine, .
         )
         trace = trace.tb_next
     return tuple(frames)
-
-
-def _formatted(error: BaseException, trace: TracebackType | None, shell: RankShell) -> tuple[str, ...]:
-    try:
-        if isinstance(error, SyntaxError):
-            lines = shell.SyntaxTB.structured_traceback(type(error), error, None)
-        else:
-            lines = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
-    except Exception as second:  # noqa: BLE001  formatting runs user code (__repr__, __str__)
-        lines = [f"{type(error).__name__}: {_text(error)}", f"(no traceback: {type(second).__name__})"]
-    finally:
-        shell.InteractiveTB.tb = None  # it would keep the frames, and all arrays that they hold
-        _forget_parsed()
-    return tuple(lines)
-
-
-def _forget_parsed() -> None:
-    """Clear the caches of `executing`, which would keep every cell of a traceback parsed forever."""
-    try:
-        from executing import executing
-        from stack_data.core import Source
-
-        for name in ("__source_cache_with_lines", "__executing_cache"):
-            Source._class_local(name, {}).clear()
-        for names in (executing, *Source.__mro__):
-            for function in vars(names).values():
-                if hasattr(function, "cache_clear"):
-                    function.cache_clear()
-    except (ImportError, AttributeError):
-        pass  # an IPython that does without, or one that keeps it elsewhere
 
 
 _READ_ONLY = re.compile(r"read-?only|WRITEABLE flag|not writ(?:e)?able", re.IGNORECASE)

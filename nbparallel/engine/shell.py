@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import shutil
+import sys
 import tempfile
 import warnings
 from collections import defaultdict, deque
@@ -231,6 +232,10 @@ class RankShell(InteractiveShell):
     """Called with the first and last line of every statement of the cell before it runs."""
     value_text: str = ""
     """The last expression's value as text."""
+    text_of_error: Callable[[BaseException], str] = staticmethod(repr)
+    """What is shown of an error that does not end the cell."""
+    _result: Any = None
+    """What IPython knows of the cell that runs, which may run others."""
 
     def __init__(self, **options: Any) -> None:
         self._loop = CellLoop()
@@ -272,20 +277,45 @@ class RankShell(InteractiveShell):
 
     system = InteractiveShell.system_raw  # no pexpect: a child writes to the rank's own pipes
 
-    def showtraceback(self, *_: Any, **__: Any) -> None:
-        # `failures.describe` formats it, the kernel shows it, folded with the other ranks'
-        pass
+    def showtraceback(self, exc_tuple: Any = None, *_: Any, **__: Any) -> None:
+        """Show an error that does not end the cell: of a value's ``__repr__``, of ``%run``, in ``%%capture``.
+
+        `failures.describe` formats the one that does; the kernel shows it, folded with the other ranks'.
+        """
+        error = (exc_tuple or sys.exc_info())[1]
+        if error is not None and self._result is not None and error is not self._result.error_in_exec:
+            self.output.stderr.write(self.text_of_error(error) + "\n")  # `%%capture` has Python's own
 
     def showsyntaxerror(self, *_: Any, **__: Any) -> None:
-        # as above
-        pass
+        """Show a syntax error that does not end the cell, of a file or a captured cell."""
+        self.showtraceback()
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
         """Run one statement of a cell (IPython compiles each by itself), after reporting its lines."""
         self.compile.note_definitions(code_obj)
         lines = [line for *_, line in code_obj.co_lines() if line] or [0]
         self.at_line(lines[0], max(lines))
-        return await super().run_code(code_obj, result, async_=async_)
+        outer, self._result = self._result, self._result or result
+        try:
+            return await super().run_code(code_obj, result, async_=async_)
+        finally:
+            self._result = outer
+
+    def lines_of(self, error: BaseException, text: str) -> list[str]:
+        """Return the parts of an error's traceback, in the notebook's colours; `text` is what it says."""
+        trace = error.__traceback__
+        try:
+            lines: list[str]
+            if isinstance(error, SyntaxError):
+                lines = self.SyntaxTB.structured_traceback(type(error), error, None)
+            else:
+                lines = self.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+        except Exception as second:  # noqa: BLE001  formatting runs user code (__repr__, __str__)
+            lines = [f"{type(error).__name__}: {text}", f"(no traceback: {type(second).__name__})"]
+        finally:
+            self.InteractiveTB.tb = None  # it would keep the frames, and all arrays that they hold
+            _forget_parsed()
+        return lines
 
     def ask_exit(self) -> None:
         raise SystemExit
@@ -307,3 +337,19 @@ def _is_temporary(directory: str) -> bool:
     chosen = os.environ.get("IPYTHONDIR", "")
     made = parent == tempfile.gettempdir() and _MADE.fullmatch(name) is not None
     return made and os.path.normpath(os.path.expanduser(chosen)) != directory
+
+
+def _forget_parsed() -> None:
+    """Clear the caches of `executing`, which would keep every cell of a traceback parsed forever."""
+    try:
+        from executing import executing
+        from stack_data.core import Source
+
+        for name in ("__source_cache_with_lines", "__executing_cache"):
+            Source._class_local(name, {}).clear()
+        for names in (executing, *Source.__mro__):
+            for function in vars(names).values():
+                if hasattr(function, "cache_clear"):
+                    function.cache_clear()
+    except (ImportError, AttributeError):
+        pass  # an IPython that does without, or one that keeps it elsewhere

@@ -198,6 +198,47 @@ except TypeError as cause:
         assert "/nbparallel/" not in line.partition("RankTraceback")[0] or "tests" in line
 
 
+def test_errors_in_a_group_are_named(session: Session) -> None:
+    """With their lines, for each rank; a rank whose tasks were only released did not fail."""
+    task = """import asyncio
+async def task():
+    if rank in failing: raise ValueError(f"too small on {rank}")
+    barrier()
+async with asyncio.TaskGroup() as group:
+    group.create_task(task())
+"""
+    with pytest.raises(ParallelError, match="on ranks 0-1") as caught:
+        session.run(f"failing = 0, 1\n{task}")
+    shown = "".join(caught.value.rendering)
+    for rank in (0, 1):
+        assert f"ValueError: too small on {rank} (line 4 of " in shown
+        assert isinstance(caught.value.errors[rank], ExceptionGroup)
+    with pytest.raises(ParallelError, match=r"on rank 1, .*rank 0 was released"):
+        session.run(f"failing = 1,\n{task}")
+    many = error_of(session, "raise ExceptionGroup('many', [KeyError(n) for n in range(12)])", 0)
+    assert len(many.exceptions) == 12
+
+
+NOT_ITS_END = {
+    "a value's text": ("class Odd:\n    def __repr__(self): return 1 / 0\nOdd()", "ZeroDivisionError"),
+    "a display's": ("class Odd:\n    def _repr_html_(self): return 1 / 0\nOdd()", "ZeroDivisionError"),
+    "a file": ("%run {path}", "ZeroDivisionError"),
+    "a captured cell": ("%%capture captured\n1 / 0", "ZeroDivisionError"),
+    "its syntax": ("%%capture captured\n1 / / 0", "SyntaxError"),
+}
+
+
+@pytest.mark.parametrize("how", NOT_ITS_END)
+def test_an_error_that_does_not_end_the_cell_is_shown(how: str, tmp_path: Path, session: Session) -> None:
+    """As in the notebook, where IPython shows it and goes on."""
+    path = tmp_path / "script.py"
+    path.write_text("1 / 0\n")
+    cell, name = NOT_ITS_END[how]
+    result = session.run(cell.format(path=path))
+    assert name in result.ranks[1].stderr
+    assert str(Path(nbparallel.__file__).parent) not in result.ranks[1].stderr
+
+
 def test_numpys_warnings_name_the_line_that_calls(session: Session) -> None:
     """In a cell, once for each of its lines; in a function of a module, the module's line."""
     cell = (
