@@ -195,6 +195,7 @@ class NameDelivery:
             for name in names:
                 check_shareable(name, namespace)
             opened = [name for name in dict.fromkeys(names) if not self._all_may_write(namespace[name])]
+            closed = self._read_only(namespace) - set(names)
             tensors = [name for name in names if holds_tensors(namespace[name])]
             arrays = [name for name in names if name not in tensors]
             notes = share_tensors_of(tensors, namespace, self._store) if tensors else []
@@ -202,8 +203,19 @@ class NameDelivery:
             for name in arrays:
                 self._store.allow_write(namespace[name])
             if opened:
-                notes.append(f"ranks may write {', '.join(opened)} from now on{LATER}")
+                also = sorted(closed - self._read_only(namespace))
+                are = "is" if len(also) == 1 else "are"
+                same = f", and {', '.join(also)}, which {are} the same memory" if also else ""
+                notes.append(f"ranks may write {', '.join(opened)} from now on{same}{LATER}")
             return tuple(notes)
+
+    def _read_only(self, namespace: Mapping[str, Any]) -> set[str]:
+        """Return the names of the user's arrays that ranks may not write."""
+        return {
+            name
+            for name, value in namespace.items()
+            if is_array(value) and not is_ipythons(name) and not self._all_may_write(value)
+        }
 
     def _all_may_write(self, value: Any) -> bool:
         if holds_tensors(value):

@@ -290,10 +290,9 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
     if holds_tensors(value):
         return  # what cannot be moved raises before anything is
     if type(value) is not np.ndarray:
-        way = from_file_call(value) if isinstance(value, np.memmap) else f"np.array({name})"
         raise NotAnArrayError(
             f"{name!r} is of type {type(value).__qualname__}, and only plain numpy arrays, and "
-            f"tensors and modules of torch, lie in shared memory: `{name} = {way}` makes an array"
+            f"tensors and modules of torch, lie in shared memory: {_instead(name, value)}"
         )
     if not is_array(value):
         raise ObjectArrayError(
@@ -309,6 +308,20 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
             f"{name!r} {what} in the notebook, so ranks cannot write it either: "
             f"{way}, or `{name} = {name}.copy()`, first"
         )
+
+
+def _instead(name: str, value: object) -> str:
+    """Return how to have an array instead that holds what the value does."""
+    if isinstance(value, np.memmap):
+        return f"`{name} = {from_file_call(value)}` makes an array"
+    if isinstance(value, np.ma.MaskedArray):
+        parts = f"np.array({name}.data), np.ma.getmaskarray({name})"
+        return f"`values, mask = {parts}` makes two arrays, which can be shared"
+    if hasattr(value, "to_numpy"):
+        return f"`values = {name}.to_numpy()` makes an array, without the labels"
+    if isinstance(value, (list, tuple, range, int, float, complex)) or hasattr(value, "__array__"):
+        return f"`{name} = np.array({name})` makes an array"
+    return "only arrays inside of it can be shared, under names of their own"
 
 
 def from_file_call(x: np.memmap[Any, Any]) -> str:

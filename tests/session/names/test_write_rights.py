@@ -30,6 +30,17 @@ def test_share_lets_ranks_write(pair):
     assert pair.sent() == []
 
 
+def test_names_of_the_same_memory_are_named(pair):
+    """Sharing a view lets ranks write what it is a view of; the line says so."""
+    pair.type("import numpy as np; x = np.zeros(4); other = np.zeros(4); part = x[::2]; _5 = x")
+    pair.run("x, other")
+    said = f"ranks may write part from now on, and x, which is the same memory{LATER}"
+    assert pair.names.share(["part"], pair.notebook)[-1] == said
+    pair.run("x[1] = 3")
+    assert pair.notebook["x"].tolist() == [0, 3, 0, 0]
+    assert pair.names.share(["x"], pair.notebook) == ()
+
+
 def test_rights_do_not_replace_what_the_rank_assigned(pair):
     """Sharing is no change of value: a rank's own variable of that name stays."""
     pair.type("import numpy as np; x = np.zeros(3)")
@@ -71,7 +82,14 @@ def test_a_memmap_points_to_from_file(pair, tmp_path, suffix, mode):
         ("x = 1", UnknownNameError, "no variable 'xx'; did you mean 'x'"),
         ("xx = [1]", NotAnArrayError, r"'xx' is of type list, .*`xx = np.array\(xx\)` makes an array"),
         ("xx = np.array([None])", ObjectArrayError, r"Python objects.*astype"),
-        ("xx = np.ma.zeros(3)", NotAnArrayError, "MaskedArray"),
+        ("xx = np.ma.zeros(3)", NotAnArrayError, r"MaskedArray, .*`values, mask = np.array\(xx.data\), "),
+        (
+            "import pandas; xx = pandas.DataFrame([1])",
+            NotAnArrayError,
+            r"`values = xx.to_numpy\(\)`.* without the labels",
+        ),
+        ("xx = {'a': np.zeros(3)}", NotAnArrayError, "only arrays inside of it can be shared"),
+        ("xx = np", NotAnArrayError, "only arrays inside of it can be shared"),
         ("xx = np.zeros(3); xx.flags.writeable = False", ReadOnlyArrayError, "xx.flags.writeable = True"),
         (
             "xx = np.frombuffer(b'12345678')",
