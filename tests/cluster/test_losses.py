@@ -124,12 +124,13 @@ def test_a_host_that_answers_late_is_kept(cluster: Loopback, monkeypatch: pytest
     """A line says that it was silent, and its part of the cell is used."""
     from nbparallel.cluster import host_dispatch
 
-    monkeypatch.setattr(host_dispatch, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(host_dispatch, "LOOK_SECONDS", 0.5)
     sink = Sink()
     with nbp.Session(cluster=cluster) as session:
         pending = session.submit("import time; time.sleep(0.5); rank", sink=sink)
         cluster.nodes["b"].frozen.set()
         wait_until(lambda: "host b has not answered for 5 s" in sink.notes, seconds=30)
+        time.sleep(2.5)  # ten looks of fifteen
         cluster.nodes["b"].frozen.clear()
         assert pending.result(20).values == [0, 1]
 
