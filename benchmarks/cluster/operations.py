@@ -53,8 +53,8 @@ async def _exchange(nbytes: int, calls: int, dask_worker: Any) -> float:
     from distributed.protocol import to_serialize
 
     content = bytearray(nbytes)
-    everybody = await dask_worker.scheduler.identity(n_workers=-1)
-    others = [dask_worker.rpc(peer) for peer in everybody["workers"] if peer != dask_worker.address]
+    listed = await dask_worker.scheduler.identity(n_workers=-1)
+    others = [dask_worker.rpc(peer) for peer in listed["workers"] if peer != dask_worker.address]
     began = time.perf_counter()
     for _ in range(calls):
         for other in others:
