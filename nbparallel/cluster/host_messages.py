@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import platform
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+import nbparallel
 from nbparallel.cluster.contract import MOST_EVENT, MOST_PIECE
 from nbparallel.errors import rank_list
 from nbparallel.wire.control import FailureKind
@@ -95,6 +100,16 @@ def send_message(emit: Callable[[bytes], None], *message: Any) -> None:
     room = MOST_EVENT - 1
     for start in range(0, len(data), room):
         emit((_LAST if start + room >= len(data) else _MORE) + data[start : start + room])
+
+
+def versions() -> dict[str, str]:
+    """Return what the kernel and all hosts must have in common."""
+    return {
+        "system": sys.platform,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "nbparallel": nbparallel.__version__,
+        "numpy": np.__version__.partition(".")[0],
+    }
 
 
 class EventJoiner:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import pickle
-import platform
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-import nbparallel
 from nbparallel.cluster.contract import NodePort
 from nbparallel.cluster.host_messages import (
     INLINE,
@@ -23,18 +18,18 @@ from nbparallel.cluster.host_messages import (
     HostTask,
     notice_of,
     send_message,
+    versions,
 )
 from nbparallel.cluster.node_links import NodeLinks
 from nbparallel.cluster.node_output import NodeOutput
 from nbparallel.cluster.node_session import NodeSession
 from nbparallel.errors import NbParallelError, host_of_rank
+from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Outcome
 
-NODE = "nbparallel.cluster.node:Node"
-"""What an adapter is asked to start."""
 BEGIN_SECONDS = 5.0
 """How long a task may take to get hold of the ranks; another one has them only by mistake."""
 
@@ -46,10 +41,14 @@ class Node:
     ----------
     port : NodePort
         Where events go.
+    launch : SupervisorLaunch
+        The supervisor of the ranks, which belongs to this object from now on.
     """
 
-    def __init__(self, port: NodePort) -> None:
+    def __init__(self, port: NodePort, launch: SupervisorLaunch) -> None:
         self.port = port
+        self._launch: SupervisorLaunch | None = launch
+        self._owning = threading.Lock()
         self._session: NodeSession | None = None
         self._pieces: list[bytes] = []
         self._report = b""
@@ -64,10 +63,14 @@ class Node:
 
     def end(self) -> None:
         """End every rank (idempotent)."""
-        self._ended = True
         self._links.close()
+        with self._owning:
+            self._ended = True
+            launch, self._launch = self._launch, None
         if self._session is not None:
             self._session.stop()
+        elif launch is not None:
+            launch.terminate()
 
     # calls --------------------------------------------------------------------------------------------
 
@@ -76,9 +79,11 @@ class Node:
 
     def _on_start(self, place: WorldPlace, start_method: str) -> None:
         host_of_rank.set(place.host_of)
-        self._session = session = NodeSession(place, start_method, self._on_event)
-        if self._ended:  # `end` has found no session
-            session.stop()
+        with self._owning:
+            if (launch := self._launch) is None:
+                raise NbParallelError("the node of this host ends, or its ranks were started already")
+            self._session = session = NodeSession(place, start_method, launch, self._on_event)
+            self._launch = None
         session.start()
 
     def _on_put(self, first: bool, piece: bytes) -> None:
@@ -163,13 +168,3 @@ class Node:
             host_of_rank.set(self._running.place.host_of)  # of this thread's messages
             notice = self._running.first_failure(message.number) or notice_of(message)
             send_message(self.port.emit, "failed", message.number, notice)
-
-
-def versions() -> dict[str, str]:
-    """Return what the kernel and all hosts must have in common."""
-    return {
-        "system": sys.platform,
-        "Python": ".".join(platform.python_version_tuple()[:2]),
-        "nbparallel": nbparallel.__version__,
-        "numpy": np.__version__.partition(".")[0],
-    }

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from nbparallel.cluster.contract import Link, NodePort
-from nbparallel.distributed.runtime.host_door import FRAME, DoorKind, Octets
 from nbparallel.errors import ChannelClosedError
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.frames import DOOR_HEAD, DoorKind, Octets
 from nbparallel.wire.system import roomy_pair
 
 LINKED = struct.Struct("<QHQ")
@@ -51,13 +51,13 @@ class NodeDoor:
     def deliver(self, host: int, kind: int, number: int = 0, payload: Octets = b"") -> None:
         """Pass a frame of another host's on to the leader; drop it if the task has ended."""
         with self._writing, contextlib.suppress(OSError):
-            self._mine.sendall(FRAME.pack(host, kind, len(payload), number))
+            self._mine.sendall(DOOR_HEAD.pack(host, kind, len(payload), number))
             self._mine.sendall(payload)
 
     def _serve(self) -> None:
         """Pass on the leader's frames, until the last."""
-        while header := self._receive(FRAME.size):
-            host, kind, length, number = FRAME.unpack(header)
+        while header := self._receive(DOOR_HEAD.size):
+            host, kind, length, number = DOOR_HEAD.unpack(header)
             if kind == DoorKind.LAST:
                 return
             if len(payload := self._receive(length)) < length:
@@ -83,7 +83,7 @@ class NodeDoor:
     def close(self, *, well: bool) -> None:
         """Notify the other hosts that no frame of this one follows in this task."""
         with contextlib.suppress(OSError):
-            self._theirs.send(FRAME.pack(0, DoorKind.LAST, 0, 0))
+            self._theirs.send(DOOR_HEAD.pack(0, DoorKind.LAST, 0, 0))
             self._serving.join(DRAIN_SECONDS if well else FAILED_SECONDS)
         with contextlib.suppress(OSError):
             self._mine.shutdown(socket.SHUT_RDWR)  # a thread that sends or receives here goes on

@@ -26,10 +26,12 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import IO, Any
 
-from nbparallel.cluster.contract import MOST_EVENT, ClusterNode, Link, load_node
+from nbparallel.cluster.contract import MOST_EVENT, ClusterNode, Link, NodePort, load_node
 from nbparallel.errors import ChannelClosedError
 from nbparallel.wire.system import roomy_pair
 
+NODE = "nbparallel.cluster.node_process:start_node"
+"""What an adapter is asked to start."""
 SIZES = struct.Struct("<IQ")
 """Begins a frame: bytes of head and content."""
 _MAIN = (
@@ -178,6 +180,16 @@ class ProcessPort:
             self.send("error", text, number=number)
         else:
             self.send("reply", reply, number=number)
+
+
+def start_node(port: NodePort) -> ClusterNode:
+    """Return the node of a host; what it needs is imported while the template of its ranks starts."""
+    from nbparallel.session.processes.launch import SupervisorLaunch
+
+    launch = SupervisorLaunch()
+    from nbparallel.cluster.node import Node
+
+    return Node(port, launch)
 
 
 def main(fd: str, parent: str, host: str, spec: str) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbparallel import sharing
 from nbparallel.cluster.host_messages import (
@@ -18,11 +18,11 @@ from nbparallel.cluster.host_messages import (
     failed_outcome,
 )
 from nbparallel.cluster.node_arrays import NodeArrays
-from nbparallel.distributed.runtime.failures import first_failure
 from nbparallel.errors import RankDiedError, rank_list
-from nbparallel.session.diagnostics.doctor import Finding, Severity, examine
 from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.monitoring.session_views import load_views
 from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.cell import CellOptions
@@ -34,6 +34,9 @@ from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankMemory, runs_user_code
 
+if TYPE_CHECKING:
+    from nbparallel.session.diagnostics.doctor import Finding
+
 _BY_VALUE: Any = ByValue()
 
 
@@ -43,8 +46,10 @@ class NodeSession(Session):
     Those are in `place`; `on_event` is called in the event loop's thread with outcomes and deaths of ranks.
     """
 
-    def __init__(self, place: WorldPlace, start_method: str, on_event: Callable[[Any], None]) -> None:
-        super().__init__(len(place.ranks), start_method=start_method)
+    def __init__(
+        self, place: WorldPlace, start_method: str, launch: SupervisorLaunch, on_event: Callable[[Any], None]
+    ) -> None:
+        super().__init__(len(place.ranks), start_method=start_method, launch=launch)
         self.place = self._ranks.hosts = place
         self._on_event = on_event
         self._failing = threading.Lock()
@@ -59,6 +64,12 @@ class NodeSession(Session):
         pool = super()._ensure(interrupts)
         pool.listen(self._on_event)
         return pool
+
+    def start(self) -> None:
+        """Start the ranks now; what only few tasks need is imported after that."""
+        with self._session_lock.hold() as interrupts:
+            self._ensure(interrupts)
+        threading.Thread(target=_load, name="nbparallel-imports", daemon=True).start()
 
     def restart(self, rank: int | None = None) -> None:
         """Restart one rank of this host, by its number in the session, or all."""
@@ -76,6 +87,8 @@ class NodeSession(Session):
 
     def host_findings(self) -> tuple[Finding, ...]:
         """Return what is wrong with this machine, with the name of the host."""
+        from nbparallel.session.diagnostics.doctor import Finding, Severity, examine
+
         wrong = [found for found in examine(self._ranks.start_method) if found.state is not Severity.OK]
         wrong = wrong or [Finding("all that was looked at", Severity.OK, "nothing is wrong")]
         return tuple(replace(found, host=self.place.name) for found in wrong)
@@ -149,10 +162,19 @@ class NodeSession(Session):
             run, ranks = self._run, self.place.ranks
             if run is None or run.request.number != number:
                 return None
+            from nbparallel.distributed.runtime.failures import first_failure
+
             if (error := first_failure(run.control, ranks)) is None:
                 return None
             kind = SAME_ERRORS[type(error).__name__]
             return FailureNotice(kind, getattr(error, "rank", ranks[0]), str(error))
+
+
+def _load() -> None:
+    """Import what is needed later: an installation may have removed the files then."""
+    load_views()
+    from nbparallel.distributed.runtime import failures  # noqa: F401
+    from nbparallel.session.diagnostics import doctor  # noqa: F401
 
 
 def _not_begun(task: HostTask, dead: Sequence[int]) -> HostReport:

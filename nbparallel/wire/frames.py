@@ -45,6 +45,26 @@ PASSING = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 SPILLED = 1
 """Flag: the payload lies in the memfd that is the frame's first descriptor."""
 
+DOOR_HEAD = struct.Struct("<HHIQ")
+"""Begins a frame at the door of operations over hosts: the other host's index, a `DoorKind`, bytes that
+follow, number of the exchange."""
+Octets = bytes | memoryview
+
+
+class DoorKind(enum.IntEnum):
+    """What a frame at a door says."""
+
+    DATA = 1
+    """A part of a stream."""
+    ENDED = 2
+    """All ranks of that host have ended the cell well: no frame follows."""
+    FAILED = 3
+    """They have ended it, at least one with an error."""
+    CLOSED = 4
+    """The link with that host is closed."""
+    LAST = 5
+    """To the node, by itself: what stands behind this comes too late."""
+
 
 class Kind(enum.IntEnum):
     """What a frame says; the number is part of the protocol."""

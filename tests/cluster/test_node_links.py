@@ -12,9 +12,10 @@ import pytest
 
 from nbparallel.cluster.contract import Link
 from nbparallel.cluster.node_links import LINKED, NodeDoor, NodeLinks
-from nbparallel.distributed.runtime.host_door import CHUNK, WINDOW, DoorKind, HostDoor
+from nbparallel.distributed.runtime.host_door import CHUNK, WINDOW, HostDoor
 from nbparallel.testing.clusters.loopback import LoopbackLink
 from nbparallel.testing.waiting import wait_until
+from nbparallel.wire.frames import DoorKind
 from nbparallel.wire.identity import WorldPlace
 
 HOSTS = ("a", "b", "c")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.runtime.host_door import DoorKind, HostDoor, Octets
+from nbparallel.distributed.runtime.host_door import HostDoor
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.slots.fingerprint import Fingerprint
 from nbparallel.distributed.slots.mismatch import DIFFERENT, Row, parse, table
@@ -23,6 +23,7 @@ from nbparallel.errors import (
     rank_list,
 )
 from nbparallel.wire.control import Operation, State
+from nbparallel.wire.frames import DoorKind, Octets
 from nbparallel.wire.identity import WorldPlace
 
 TOLD_NS = 3_000_000_000

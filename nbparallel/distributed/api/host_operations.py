@@ -44,7 +44,7 @@ from nbparallel.distributed.collectives.scalars import check_number
 from nbparallel.distributed.data_parallel.gradients import Gradients, average_declared, check_declarations
 from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
 from nbparallel.distributed.runtime.host_boundary import inside_only
-from nbparallel.distributed.runtime.host_door import HostDoor, Octets
+from nbparallel.distributed.runtime.host_door import HostDoor
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
@@ -60,6 +60,7 @@ from nbparallel.sharing.tensors import is_module, is_tensor
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
 from nbparallel.wire.control import Operation
+from nbparallel.wire.frames import Octets
 from nbparallel.wire.identity import WorldPlace
 
 WHOLE_NBYTES = 1 << 20

@@ -16,36 +16,17 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
-from typing import TypeAlias
 
 from nbparallel.errors import ChannelClosedError, ProtocolError
+from nbparallel.wire.frames import DOOR_HEAD, DoorKind, Octets
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import ready
 
-Octets: TypeAlias = bytes | memoryview
-FRAME = struct.Struct("<HHIQ")
-"""The other host's index, a `DoorKind`, bytes that follow, number of the exchange."""
 CHUNK = 1 << 20
 WINDOW = 4
 SLICE_MS = 50.0
 """Longest sleep between two checks of whether the wait can still succeed."""
 _SIZE, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
-
-
-class DoorKind(IntEnum):
-    """What a frame at a door says."""
-
-    DATA = 1
-    """A part of a stream."""
-    ENDED = 2
-    """All ranks of that host have ended the cell well: no frame follows."""
-    FAILED = 3
-    """They have ended it, at least one with an error."""
-    CLOSED = 4
-    """The link with that host is closed."""
-    LAST = 5
-    """To the node, by itself: what stands behind this comes too late."""
 
 
 class _Stream:
@@ -120,7 +101,7 @@ class HostDoor:
         self._outbox: deque[memoryview] = deque()
         self._head: tuple[int, int, int, int] | None = None
         """Of the frame whose payload is being read; None: of none, the next head is."""
-        self._part = bytearray(FRAME.size)
+        self._part = bytearray(DOOR_HEAD.size)
         self._missing = memoryview(self._part)
         """What has not come of the head or payload that comes next."""
         self._number = 0
@@ -155,7 +136,7 @@ class HostDoor:
                 stream.take(payload)
             while stream.may_send():
                 parts = stream.next_frame()
-                head = FRAME.pack(host, DoorKind.DATA, sum(map(len, parts)), self._number)
+                head = DOOR_HEAD.pack(host, DoorKind.DATA, sum(map(len, parts)), self._number)
                 self._outbox.extend([memoryview(head), *(part for part in parts if part)])
         return [host for host, stream in streams.items() if not stream.complete]
 
@@ -194,7 +175,7 @@ class HostDoor:
     def _take_part(self) -> None:
         """Take a head or a payload that has come whole."""
         if self._head is None:
-            self._head = FRAME.unpack(self._part)
+            self._head = DOOR_HEAD.unpack(self._part)
             self._expect(self._head[2])
             if self._missing:
                 return
@@ -204,7 +185,7 @@ class HostDoor:
         else:
             self.ended.setdefault(host, DoorKind(kind))
         self._head = None
-        self._expect(FRAME.size)
+        self._expect(DOOR_HEAD.size)
 
     @staticmethod
     def _gone() -> ChannelClosedError:
