@@ -114,7 +114,9 @@ class HostArrays(SharedArrays):
                     number, start, piece = pieces.get_nowait()
                 except queue.Empty:
                     return
-                data = pickle.dumps((number, start, pickle.PickleBuffer(piece.data)), 5)
+                data = b"".join(
+                    (pickle.dumps((number, start, piece.size)), piece.data)
+                )  # pickling copies it thrice
                 pool.ask("fill", dict.fromkeys(lacking[number], data), ANSWER_SECONDS)
                 if time.monotonic() - began > BAR_SECONDS:
                     done = size * (count - pieces.qsize()) // count

@@ -59,6 +59,8 @@ class Node:
         """Handle a call of the kernel: a method of that name."""
         if self._session is not None:
             host_of_rank.set(self._session.place.host_of)  # each call has a thread, and its context
+        if op == "fill":  # the piece stands behind what was pickled
+            return pickle.dumps(self._running.arrays.fill(*pickle.loads(data), data))
         return pickle.dumps(getattr(self, f"_on_{op}")(*pickle.loads(data)), 5)
 
     def end(self) -> None:
@@ -105,9 +107,6 @@ class Node:
 
     def _on_lack(self, wanted: Sequence[ArrayHandle]) -> list[int]:
         return self._running.lack(wanted)
-
-    def _on_fill(self, number: int, start: int, piece: bytes) -> None:
-        self._running.arrays.fill(number, start, piece)
 
     def _on_take(self, start: int) -> bytes:
         """Return a piece of the last report, which was too large for an event."""
