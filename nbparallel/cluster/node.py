@@ -60,7 +60,8 @@ class Node:
         if self._session is not None:
             host_of_rank.set(self._session.place.host_of)  # each call has a thread, and its context
         if op == "fill":  # the piece stands behind what was pickled
-            return pickle.dumps(self._running.arrays.fill(*pickle.loads(data), data))
+            self._running.arrays.fill(*pickle.loads(data), data)
+            return pickle.dumps(None)
         return pickle.dumps(getattr(self, f"_on_{op}")(*pickle.loads(data)), 5)
 
     def end(self) -> None:

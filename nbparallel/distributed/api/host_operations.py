@@ -322,7 +322,7 @@ class HostOperations:
                 _fold(operator, parts, flat)
             else:
                 step = "sum" if operator.finish is not None else operator.name  # which comes at the end
-                local.run_all_reduce(flat, step, None)
+                local.reduce(flat, 0, step, None)
                 if self._leads:
                     self._combine_hosts(operator, flat, alike, until)
                 local.broadcast(flat, 0, None)
@@ -340,8 +340,8 @@ class HostOperations:
         part = flat[bounds[self._here]]
         _fold(operator, self._of_hosts(came, part), part)
         came = self._to_all(part, until)
-        for place, found in zip(bounds, self._of_hosts(came, part), strict=True):
-            flat[place] = found
+        for host, octets in came.items():
+            flat[bounds[host]] = np.frombuffer(octets[0], flat.dtype)
 
     def _combine_in_place(
         self, local: GroupCollectives, operation: Operation, operator: Operator, array: AnyArray,
@@ -391,8 +391,13 @@ def _octets(flat: AnyArray) -> memoryview:
 
 def _fold(operator: Operator, arrays: Sequence[AnyArray], out: AnyArray) -> None:
     """Combine arrays one by one, in order, into `out`, which may be one of them."""
+    total = np.empty_like(out) if any(other is out for other in arrays[2:]) else out
     with np.errstate(all="ignore"):
-        total = arrays[0].copy()
-        for other in arrays[1:]:
-            total = operator.ufunc(total, other, out=total)
+        if len(arrays) == 1:
+            out[...] = arrays[0]
+            return
+        operator.ufunc(arrays[0], arrays[1], out=total)
+        for other in arrays[2:]:
+            operator.ufunc(total, other, out=total)
+    if total is not out:
         out[...] = total

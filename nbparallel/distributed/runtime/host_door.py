@@ -38,8 +38,9 @@ class _Stream:
         self._left = deque([memoryview(head), *parts])
         self._frames = max(1, math.ceil((len(head) + sum(map(len, parts))) / CHUNK))
         self._sent = self._came = 0
-        self._parts: list[bytearray] = []
         self._sizes: list[int] = []
+        self._whole = memoryview(b"")
+        """Memory for all that the other sends, from its first frame on."""
 
     def may_send(self) -> bool:
         """Whether the next frame may be sent now."""
@@ -57,7 +58,12 @@ class _Stream:
             room -= len(found[-1])
         return found
 
-    def take(self, payload: bytearray) -> None:
+    def room(self, waiting: int, nbytes: int) -> memoryview:
+        """Return where a frame belongs, before which so many others wait to be taken; empty: not known."""
+        start = (self._came + waiting) * CHUNK
+        return self._whole[start : start + nbytes]
+
+    def take(self, payload: memoryview) -> None:
         """Take the other's next frame."""
         if not self._came:
             (count,) = _COUNT.unpack_from(payload)
@@ -65,8 +71,12 @@ class _Stream:
             self._sizes = [_SIZE.unpack_from(payload, start + n * _SIZE.size)[0] for n in range(count)]
             total = start + count * _SIZE.size + sum(self._sizes)
             self._frames = max(self._frames, math.ceil(total / CHUNK))
+            self._whole = payload if total == len(payload) else memoryview(bytearray(total))
+        if payload.obj is not self._whole.obj:
+            if len(place := self.room(0, len(payload))) != len(payload):
+                raise ProtocolError("a frame of another host has more bytes than it announced")
+            place[:] = payload
         self._came += 1
-        self._parts.append(payload)
 
     @property
     def complete(self) -> bool:
@@ -75,10 +85,9 @@ class _Stream:
 
     def buffers(self) -> list[memoryview]:
         """Return what has come."""
-        whole = memoryview(b"".join(self._parts))
         start, found = _COUNT.size + len(self._sizes) * _SIZE.size, []
         for size in self._sizes:
-            found.append(whole[start : start + size])
+            found.append(self._whole[start : start + size])
             start += size
         return found
 
@@ -97,13 +106,14 @@ class HostDoor:
         self._socket.setblocking(False)
         self._poll = select.poll()
         self._hosts = [host for host in range(len(place.hosts)) if host != place.index]
-        self._inbox: dict[int, deque[tuple[int, bytearray]]] = {host: deque() for host in self._hosts}
+        self._inbox: dict[int, deque[tuple[int, memoryview]]] = {host: deque() for host in self._hosts}
         self._outbox: deque[memoryview] = deque()
         self._head: tuple[int, int, int, int] | None = None
         """Of the frame whose payload is being read; None: of none, the next head is."""
-        self._part = bytearray(DOOR_HEAD.size)
-        self._missing = memoryview(self._part)
-        """What has not come of the head or payload that comes next."""
+        self._streams: dict[int, _Stream] = {}
+        """Of the exchange that was begun last."""
+        self._part = self._missing = memoryview(bytearray(DOOR_HEAD.size))
+        """The head or payload that comes next, and what has not come of it."""
         self._number = 0
         self.ended: dict[int, DoorKind] = {}
         """Hosts from which no frame comes any more, and why."""
@@ -119,7 +129,7 @@ class HostDoor:
             Called at least every 50 ms with the hosts that are missing; raises if that has become hopeless.
         """
         self._number += 1
-        streams = {host: _Stream(outgoing.get(host, ())) for host in self._hosts}
+        streams = self._streams = {host: _Stream(outgoing.get(host, ())) for host in self._hosts}
         while (missing := self._advance(streams)) or self._outbox:
             check(missing)  # behind what has come: a host that sent its part may fail afterwards
             self._move()
@@ -168,9 +178,12 @@ class HostDoor:
             raise self._gone() from error
 
     def _expect(self, nbytes: int) -> None:
-        """Have so many bytes read next, straight into their place."""
-        self._part = bytearray(nbytes)
-        self._missing = memoryview(self._part)
+        """Have so many bytes read next, straight into their place if that is known."""
+        place = memoryview(b"")
+        if self._head is not None and self._head[1] == DoorKind.DATA and self._head[3] == self._number:
+            host = self._head[0]
+            place = self._streams[host].room(len(self._inbox[host]), nbytes)
+        self._part = self._missing = place if len(place) == nbytes else memoryview(bytearray(nbytes))
 
     def _take_part(self) -> None:
         """Take a head or a payload that has come whole."""
