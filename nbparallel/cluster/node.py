@@ -60,7 +60,8 @@ class Node:
         if self._session is not None:
             host_of_rank.set(self._session.place.host_of)  # each call has a thread, and its context
         if op == "fill":  # the piece stands behind what was pickled
-            self._running.arrays.fill(*pickle.loads(data), data)
+            number, start, size = pickle.loads(data)
+            self._running.arrays.fill(number, start, memoryview(data)[-size:])
             return pickle.dumps(None)
         return pickle.dumps(getattr(self, f"_on_{op}")(*pickle.loads(data)), 5)
 

@@ -44,10 +44,10 @@ class NodeArrays:
                 lacking.append(form.segment)
         return lacking
 
-    def fill(self, number: int, start: int, size: int, data: bytes) -> None:
-        """Take a piece of an array that was lacking, the last `size` bytes of `data`."""
+    def fill(self, number: int, start: int, piece: memoryview) -> None:
+        """Take a piece of an array that was lacking."""
         content = self._held[number].ravel(order="A").view(np.uint8)
-        content[start : start + size] = np.frombuffer(data, np.uint8, size, len(data) - size)
+        content[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
 
     def localise(self, task: Task, broker: Any) -> Task:
         """Return a task whose names of arrays refer to the memory here."""

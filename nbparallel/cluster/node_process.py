@@ -187,9 +187,9 @@ def start_node(port: NodePort) -> ClusterNode:
     from nbparallel.session.processes.launch import SupervisorLaunch
 
     launch = SupervisorLaunch()
-    from nbparallel.cluster.node import Node
-
-    return Node(port, launch)
+    make: Any = load_node("nbparallel.cluster.node:Node")
+    node: ClusterNode = make(port, launch)
+    return node
 
 
 def main(fd: str, parent: str, host: str, spec: str) -> None:

@@ -391,13 +391,10 @@ def _octets(flat: AnyArray) -> memoryview:
 
 def _fold(operator: Operator, arrays: Sequence[AnyArray], out: AnyArray) -> None:
     """Combine arrays one by one, in order, into `out`, which may be one of them."""
-    total = np.empty_like(out) if any(other is out for other in arrays[2:]) else out
+    total = arrays[0]
+    room = np.empty_like(out) if any(other is out for other in arrays[2:]) else out
     with np.errstate(all="ignore"):
-        if len(arrays) == 1:
-            out[...] = arrays[0]
-            return
-        operator.ufunc(arrays[0], arrays[1], out=total)
-        for other in arrays[2:]:
-            operator.ufunc(total, other, out=total)
+        for other in arrays[1:]:
+            total = operator.ufunc(total, other, out=room)
     if total is not out:
         out[...] = total
