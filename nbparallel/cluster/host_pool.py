@@ -233,19 +233,25 @@ class HostPool:
         self.starting = tuple(rank for place in places.values() for rank in place.ranks)
         abandoned = threading.Event()
 
-        def start(host: str, place: WorldPlace) -> None:
+        def anchor(host: str) -> None:
             made = self._anchors[host] = self.cluster.anchor(host, NODE)
             if abandoned.is_set():
                 made.release()
-            theirs = self.ask("hello", {host: ()}, START_SECONDS)[host]
-            if odd := {what: here for what, here in versions().items() if theirs.get(what) != here}:
-                listed = ", ".join(f"{what} {theirs.get(what)} (here {here})" for what, here in odd.items())
-                raise StartError(f"host {host} has {listed}: use the same environment on all hosts")
-            self.ask("start", {host: (place, self.start_method)}, START_SECONDS)
 
         self._joiners.update({host: EventJoiner() for host in places})
-        starts = {f"host {host}": partial(start, host, place) for host, place in places.items()}
-        perform_calls(starts, interrupts, abandoned)
+        perform_calls({f"host {host}": partial(anchor, host) for host in places}, interrupts, abandoned)
+        mine = versions()
+        for host, theirs in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
+            odd = [
+                f"{what} {theirs.get(what)} (here {here})"
+                for what, here in mine.items()
+                if theirs.get(what) != here
+            ]
+            if odd:
+                raise StartError(f"host {host} has {', '.join(odd)}: use the same environment on all hosts")
+        starts = {host: (place, self.start_method) for host, place in places.items()}
+        start = partial(self.ask, "start", starts, START_SECONDS)
+        perform_calls({f"hosts {', '.join(starts)}": start}, interrupts, abandoned)
         self.starting = ()
 
     def _refuse_closed(self) -> None:

@@ -239,7 +239,7 @@ class DaskCluster:
 
     def close(self) -> None:
         # docstring inherited
-        for anchor in self._anchors.values():
+        for anchor in list(self._anchors.values()):  # another thread may still make one
             anchor.release()
         if self._handler is not None:
             self._handler = None
