@@ -1,0 +1,73 @@
+"""A leader's end of the door: streams of any sizes, which are read into their place, and damaged frames."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from nbparallel.distributed.runtime import host_door
+from nbparallel.distributed.runtime.host_door import HostDoor
+from nbparallel.errors import ProtocolError
+from nbparallel.wire.frames import DOOR_HEAD, DoorKind
+from nbparallel.wire.identity import WorldPlace
+
+CHUNK = 1000
+A, B = 0, 1
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make frames short, so that short streams have many."""
+    monkeypatch.setattr(host_door, "CHUNK", CHUNK)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[HostDoor, socket.socket]]:
+    """Make the door of host a, whose world has a host b as well, and what its node holds of it."""
+    node, leader = socket.socketpair()
+    door = HostDoor(leader.fileno(), WorldPlace(("a", "b"), (0, 1, 2), A))
+    yield door, node
+    for each in (door, leader, node):
+        each.close()
+
+
+def stream(buffers: Sequence[bytes]) -> bytes:
+    """Return what a leader sends for buffers, without the heads of frames."""
+    sizes = b"".join(len(each).to_bytes(8, "little") for each in buffers)
+    return len(buffers).to_bytes(4, "little") + sizes + b"".join(buffers)
+
+
+def frames(content: bytes, number: int, most: int = CHUNK) -> bytes:
+    """Return the frames of host b that hold a stream."""
+    parts = [content[start : start + most] for start in range(0, len(content), most)]
+    return b"".join(DOOR_HEAD.pack(B, DoorKind.DATA, len(part), number) + part for part in parts)
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (1, 0, 2), (CHUNK - 12,), (CHUNK - 11,), (5, 3 * CHUNK, 7)])
+def test_streams_of_any_sizes(ends: tuple[HostDoor, socket.socket], sizes: tuple[int, ...]) -> None:
+    """Buffers arrive as they were, in one exchange after the other."""
+    door, node = ends
+    for number in (1, 2):
+        buffers = [bytes([number + n]) * size for n, size in enumerate(sizes)]
+        node.sendall(frames(stream(buffers), number))
+        came = door.exchange({}, lambda missing: None)
+        assert [bytes(each) for each in came[B]] == buffers
+
+
+def test_more_than_was_announced(ends: tuple[HostDoor, socket.socket]) -> None:
+    """The frame is refused, and no byte of it is written behind what was made for the stream."""
+    door, node = ends
+    content = stream([b"y" * (2 * CHUNK)])
+    node.sendall(frames(content[:CHUNK], 1) + frames(content[CHUNK:] + b"more" * CHUNK, 1, most=9 * CHUNK))
+    with pytest.raises(ProtocolError, match="more bytes than it announced"):
+        door.exchange({}, lambda missing: None)
+
+
+def test_a_frame_of_another_exchange(ends: tuple[HostDoor, socket.socket]) -> None:
+    """It belongs to none that goes on."""
+    door, node = ends
+    node.sendall(frames(stream([b"late"]), 7))
+    with pytest.raises(ProtocolError, match="exchange 7 came in exchange 1"):
+        door.exchange({}, lambda missing: None)
