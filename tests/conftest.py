@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest_plugins = ["nbparallel.testing.plugin", "pytester"]
@@ -18,6 +19,12 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # hundreds of them: without bytecode each would compile this checkout again, 0.1 s
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# how long one example takes says how busy the machine is: the watchdog ends what hangs
+hypothesis.settings.register_profile(
+    "nbparallel", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("nbparallel")
 
 FAULT_FILES = {
     "test_faults.py",
