@@ -259,7 +259,8 @@ class InPlaceReading:
                 member = (index + step) % size
                 low, high = parts[member]
                 if low < high:
-                    self._fetch(member, places[member] + turn % 2 * PART, flat_octets(target[low:high]))
+                    place = places[member] + turn % 2 * _stride(PART)
+                    self._fetch(member, place, flat_octets(target[low:high]))
             self.confirm()
         self._protocol.synchronize()
 
@@ -322,10 +323,15 @@ def _two_pieces(nbytes: int) -> tuple[AnyArray, AnyArray]:
     The system's copies are slow where a program's are (`MARGIN`): to read 16 MB of arrays that begin with a
     page, as mapped files do, took the system two thirds of the time.
     """
-    stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    stride = _stride(nbytes)
     memory = np.empty(2 * stride + mmap.PAGESIZE, np.uint8)
     begin = (MARGIN - _begin(memory)) % mmap.PAGESIZE
     return memory[begin : begin + nbytes], memory[begin + stride : begin + stride + nbytes]
+
+
+def _stride(nbytes: int) -> int:
+    """Return how far the second of two pieces begins behind the first: whole pages."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _begin(x: AnyArray) -> int:
