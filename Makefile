@@ -25,7 +25,7 @@ test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## the quick tests, before eac
 test-all: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long repetitions
 	@$(PYTEST) -m "not stress" --tier all $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
-test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## an eighth of the slow tests, and of what `make test` left out of matrices
+test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## a sixteenth of the slow tests, and of what `make test` left out of matrices
 	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
 test-pythons:  ## after `make test`: all tests on the newest CPython that is installed, the quick ones on the others

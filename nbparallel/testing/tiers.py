@@ -1,14 +1,14 @@
 """Three tiers of tests: a quick one before each commit, what it left out, and all tests.
 
-``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs an eighth of the
+``--tier quick`` leaves out tests marked ``slow`` and thins matrices; ``--tier rest`` runs a sixteenth of the
 slow ones and of the cases that were left out of matrices; ``--tier all``, the default, runs every test.
-Which ones a tier takes depends on a seed that changes from day to day, so that eight days of runs see most of
-them; the header prints it and ``--matrix-seed`` sets it.
+Which ones a tier takes depends on a seed that changes from day to day, so that sixteen days of runs see most
+of them; the header prints it and ``--matrix-seed`` sets it.
 
 Markers
 -------
 ``slow``
-    Not in the quick tier; in the rest every eighth day.
+    Not in the quick tier; in the rest every sixteenth day.
 ``by_turns``
     In the quick tier every eighth day, on the others only in the whole: of more than half a second.
 ``matrix(cover=None, size=1, across_classes=False)``
@@ -39,11 +39,11 @@ import pytest
 from nbparallel.testing import processes
 
 QUICK, REST, ALL = "quick", "rest", "all"
-REST_SHARE = 8
-"""Of the cases that the quick tier leaves out of a matrix, the rest is one in so many."""
+REST_SHARE = 16
+"""Of slow tests, and of the cases that the quick tier leaves out of a matrix, the rest is one in so many: on
+two slow cores that is what `.ci/run` has time for."""
 TURNS = 8
-"""Of tests that run by turns the quick tier takes one in so many, and the rest of slow ones: on two slow
-cores that is what a commit and `.ci/run` have time for."""
+"""Of tests that run by turns the quick tier takes one in so many."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
 WARN_SECONDS = 3.0
@@ -151,20 +151,20 @@ def left_out(
 
 def _is_slow(item: pytest.Item) -> bool:
     """Return whether the quick tier of this day leaves a test out as a whole."""
-    if item.get_closest_marker("by_turns") is not None and not _has_turn(item):
+    if item.get_closest_marker("by_turns") is not None and not _has_turn(item, TURNS):
         return True
     return item.get_closest_marker("slow") is not None
 
 
 def _is_slow_with_its_turn(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None and _has_turn(item)
+    return item.get_closest_marker("slow") is not None and _has_turn(item, REST_SHARE)
 
 
-def _has_turn(item: pytest.Item) -> bool:
+def _has_turn(item: pytest.Item, days: int) -> bool:
     """Return whether it is a test's turn, which comes once in so many days."""
     name = item.nodeid.partition("[")[0]
     seed: int = item.config.option.matrix_seed
-    return (zlib.crc32(name.encode()) + seed) % TURNS == 0
+    return (zlib.crc32(name.encode()) + seed) % days == 0
 
 
 def _without_share(config: pytest.Config, name: str, left: Sequence[pytest.Item]) -> set[pytest.Item]:

@@ -16,6 +16,7 @@ EXAMPLES = 25
 
 
 @pytest.mark.slow
+@pytest.mark.time_limit(210)
 def test_every_tree_comes_back(method: str, request: pytest.FixtureRequest) -> None:
     """Shared arrays come back as the same memory with their rights, private ones as copies; views alias.
 
