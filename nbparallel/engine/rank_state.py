@@ -10,6 +10,7 @@ from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.environment import Defaults, InterpreterGuard
+from nbparallel.engine.environment.edited_modules import EditedModules
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput
@@ -52,6 +53,8 @@ class RankState:
     """The notebook's choice of sharing strategies, pickled, until the next task follows it."""
     applied: int = -1
     """Number of the last task whose names were applied."""
+    edited_modules: EditedModules = field(default_factory=EditedModules)
+    """The user's modules that this rank has imported."""
     pid: int = field(default_factory=os.getpid)
     """The rank's own process; a child that user code forked has another."""
 

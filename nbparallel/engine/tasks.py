@@ -111,6 +111,8 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
     if uses is not None and hidden is not None:
         report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own, hidden)
         report.notes += state.names.describe_changed(uses, own)
+    if runs_user_code(task):
+        report.notes += state.edited_modules.describe(magics=state.configure.magics)
     for stream in state.output.reopen_closed():
         sys.stderr.write(f"nbparallel: the cell closed the file descriptor of {stream}; it is open again\n")
     if communicator is not None:
