@@ -13,7 +13,7 @@ from tests.magics.cells import printed, with_ranks
 @pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_ranks_say_that_a_module_was_reloaded(shared_kernel: Kernel, tmp_path: Path) -> None:
-    """A map and a cell say it, once for each edit, with a way that works; autoreload on ranks does without."""
+    """A map and a cell say it, once for each edit; the ways work, and autoreload on ranks does without."""
     kernel, name = with_ranks(shared_kernel), f"of_{tmp_path.name}"  # a kernel runs several tests
     file = tmp_path / f"{name}.py"
     old = f"{name} is still the old code on ranks 0-1, which imported it before the last edit: "
