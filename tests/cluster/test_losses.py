@@ -120,6 +120,7 @@ def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: py
         assert session.run("rank", ranks=[0]).values[0] == 0
 
 
+@pytest.mark.by_turns
 def test_a_host_that_answers_late_is_kept(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line says that it was silent, and its part of the cell is used."""
     from nbparallel.cluster import host_dispatch

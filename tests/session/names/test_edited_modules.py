@@ -85,7 +85,7 @@ def test_what_is_no_edit(source: Source, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_looks_take_a_share_of_the_time(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With many files the next look comes later; nothing is lost."""
+    """With many files the next look comes later."""
     monkeypatch.delitem(sys.modules, "edited", raising=False)
     modules = EditedModules(share=1e-9)
     import edited
