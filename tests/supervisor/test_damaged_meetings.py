@@ -212,6 +212,6 @@ def test_guests_that_say_anything() -> None:
 @pytest.mark.once
 @pytest.mark.time_limit(1800)
 def test_guests_that_say_anything_for_long() -> None:
-    """Nor do a million."""
-    for seed in range(1_000):
+    """Nor do two hundred thousand: a thousand turns of each seed."""
+    for seed in range(200):
         check(seed, 1_000)
