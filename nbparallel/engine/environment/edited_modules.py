@@ -42,6 +42,8 @@ class EditedModules:
                 if file := _users_file(modules[name]):
                     self._seen[name] = (_spec(modules[name]), file, _stamp(file))
             self._looked_at = set(modules)
+        if not self._seen:  # as for most: an empty cell's processor time is 1 % less
+            return ()
         edited, began = [], time.thread_time()
         for name, (spec, file, stamp) in self._seen.items():
             seen = _spec(sys.modules.get(name)), file, _stamp(file)
