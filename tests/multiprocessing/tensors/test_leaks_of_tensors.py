@@ -13,7 +13,8 @@ STRATEGIES = ("file_descriptor", "file_system", "file_region", "mmap", "copy")
 ROUNDS = {"fork": 30, "forkserver": 30, "spawn": 10}
 """With spawn every process imports torch: ten rounds take the time of thirty by the other methods."""
 SECONDS = 1750
-"""A watchdog: 128 processes a test, that each take torch from somewhere; 550 s were too few beside other programs."""
+"""A watchdog: 128 processes a test, each with torch; 550 s were too few beside other programs."""
+LONG = (pytest.mark.stress, pytest.mark.slow, pytest.mark.time_limit(SECONDS + 50))
 CASES = """
 import gc
 import torch
@@ -136,9 +137,7 @@ for repeat in range({repeats}):
     [
         pytest.param(6, "fork", marks=pytest.mark.slow),
         *(
-            pytest.param(
-                rounds, method, marks=[pytest.mark.stress, pytest.mark.slow, pytest.mark.time_limit(SECONDS + 50)]
-            )
+            pytest.param(rounds, method, marks=LONG)
             for method, rounds in ROUNDS.items()
         ),
     ],
