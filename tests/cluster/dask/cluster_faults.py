@@ -30,10 +30,14 @@ EXCHANGE = "x = np.full(300_000, 1.0 * rank)\nwhile True: all_reduce(x, 'max')"
 
 
 def below(pid: int, generations: int) -> list[int]:
-    """Return the processes so many generations below one: nodes, their supervisors, ranks below a worker."""
+    """Return the processes so many generations below one, older ones first: nodes, their supervisors, ranks.
+
+    A supervisor's oldest child is the template of its ranks.
+    """
     found = [pid]
     for _ in range(generations):
-        found = [record.pid for parent in found for record in family(parent) if record.parent == parent]
+        records = [record for parent in found for record in family(parent) if record.parent == parent]
+        found = [record.pid for record in sorted(records, key=lambda record: record.started)]
     return found
 
 
@@ -62,7 +66,7 @@ def strike(cluster: DaskProcesses, fault: str) -> None:
         cluster.kill(whom)
     else:
         pids = {
-            "rank": lambda: below(worker, 3)[-1:],
+            "rank": lambda: below(worker, 3)[1:][-1:],  # the template alone is none
             "node": lambda: below(worker, 1),
             "worker": lambda: [worker],
         }

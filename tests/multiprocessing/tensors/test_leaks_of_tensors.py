@@ -136,10 +136,7 @@ for repeat in range({repeats}):
     ("repeats", "start"),
     [
         pytest.param(6, "fork", marks=pytest.mark.slow),
-        *(
-            pytest.param(rounds, method, marks=LONG)
-            for method, rounds in ROUNDS.items()
-        ),
+        *(pytest.param(rounds, method, marks=LONG) for method, rounds in ROUNDS.items()),
     ],
 )
 def test_nothing_adds_up(tmp_path: Path, start: str, repeats: int, strategy: str) -> None:
