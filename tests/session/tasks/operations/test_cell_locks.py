@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
+from nbparallel.testing.waiting import wait_until
 
 DIES = """
 import os, signal
@@ -28,14 +31,15 @@ found
 
 
 TURNS = """
-import time
+import os, time
 if rank:
     recv(src=0)
 with dist.lock("t"):
     if rank == 0:
         send(0, 1)
         send(0, 2)
-    time.sleep(0.1)
+        while not os.path.exists(go):
+            time.sleep(0.001)
 """
 
 
@@ -113,9 +117,16 @@ def test_in_a_cell_on_some_ranks() -> None:
         assert names["counter"][0] == 1000
 
 
-def test_a_wait_for_a_lock_is_on_the_timeline(session: Session) -> None:
+def test_a_wait_for_a_lock_is_on_the_timeline(session: Session, tmp_path: Path) -> None:
     """With the rank that held it, and its line."""
-    session.run(TURNS)
+    go = tmp_path / "go"
+    pending = session.submit(TURNS, namespace={"go": str(go)})
+    wait_until(
+        lambda: sum(rank.operation == "lock" for rank in session.activity().ranks) == 2, session.activity
+    )
+    time.sleep(0.1)
+    go.touch()
+    pending.result(60)
     timeline = session.timeline()
     assert timeline is not None
     waits = [wait for wait in timeline.waits() if wait.operation == "lock"]
