@@ -5,6 +5,8 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType
@@ -18,6 +20,12 @@ _READS = {
 }
 _STORES = {dis.opmap["STORE_NAME"], dis.opmap["DELETE_NAME"]}
 _STORES_GLOBAL = {dis.opmap["STORE_GLOBAL"], dis.opmap["DELETE_GLOBAL"]}
+_FRAME_METHODS = frozenset({"query", "eval"})
+"""Methods of pandas' frames to which ``@name`` in a string is a variable."""
+_AT_NAME = re.compile(r"@([A-Za-z_]\w*)")
+_EVALUATED = frozenset({"eval", "exec"})
+_MOST_TEXT = 4000
+"""Characters of a string that is looked at as code, at most."""
 
 
 @dataclass(slots=True)
@@ -27,7 +35,8 @@ class CodeNames:
     reads: set[str] = field(default_factory=set)
     """Globals that it reads (or deletes)."""
     doubtful: set[str] = field(default_factory=set)
-    """Names that a class body reads and also binds: globals only if the binding comes later."""
+    """Names that a class body reads and also binds: globals only if the binding comes later.  And names in
+    strings, where the code calls what evaluates strings."""
     stores: set[str] = field(default_factory=set)
     """Globals that it binds or deletes."""
     mentioned: set[str] = field(default_factory=set)
@@ -74,9 +83,27 @@ def _scan(code: CodeType, found: CodeNames) -> None:
         found.doubtful |= reads & stores
         reads -= stores
     found.reads |= reads
+    in_frames, evaluates = not _FRAME_METHODS.isdisjoint(names), not _EVALUATED.isdisjoint(reads)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _scan(constant, found)
+        elif isinstance(constant, str) and (in_frames or evaluates):
+            if in_frames:
+                found.doubtful.update(_AT_NAME.findall(constant))
+            if evaluates:
+                found.doubtful |= _names_in_text(constant)
+
+
+def _names_in_text(text: str) -> set[str]:
+    """Return the names that a string reads as Python; none of one that is a single word, or no Python."""
+    if text.isidentifier() or len(text) > _MOST_TEXT:
+        return set()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a string that may be no code at all
+            return scan(compile(text.strip(), "<text>", "exec", dont_inherit=True)).reads
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
 
 
 @functools.lru_cache(maxsize=4096)

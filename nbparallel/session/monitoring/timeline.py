@@ -1,9 +1,9 @@
 """Timeline: what each rank did when in one cell: computing, waiting for which rank, moving data.
 
 Ranks note their operations (`distributed.tracing`); this module combines the notes of all.  A rank knows how
-long it waited in an operation, but not always for which rank: in a collective that is the last one, which
-only the notes of all members show.  Sums are not those of the spans but of the ranks' counters
-(`session.tasks.cell_times`): short operations are counted without being noted.
+long it waited in an operation, but not always for which rank: in a collective that is the last one, or the
+one that never came, which only the notes of all members show.  Sums are not those of the spans but of the
+ranks' counters (`session.tasks.cell_times`): short operations are counted without being noted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Span:
     peer: int = -1
     """The root of the operation, or the rank that was sent to or received from; -1 none, or any."""
     waits_for: int = -1
-    """The rank that was waited for (in a collective the last one to come); -1 unknown."""
+    """The rank that was waited for (in a collective one that never came, or the last to come); -1 unknown."""
     failed: bool = False
     """Whether the operation raised."""
 
@@ -151,10 +151,32 @@ def build_timeline(record: CellRecord) -> Timeline:
 def awaited_spans(record: CellRecord) -> dict[int, list[OperationSpan]]:
     """Return the operations of each rank with the rank that each waited for, as far as notes show."""
     spans = {rank: notes.spans() for rank, notes in record.ranks.items()}
-    last = _last_to_come(spans)
+    last, absent = _last_to_come(spans), _absent_ranks(record, spans)
     return {
-        rank: [_with_the_last(span, rank, last) for span in operations] for rank, operations in spans.items()
+        rank: [_with_the_awaited(span, rank, last, absent) for span in operations]
+        for rank, operations in spans.items()
     }
+
+
+def _absent_ranks(
+    record: CellRecord, spans: Mapping[int, Sequence[OperationSpan]]
+) -> dict[_Met, tuple[int, ...]]:
+    """Return for every collective that failed the members that never came to it."""
+    came: dict[_Met, set[int]] = {}
+    failed: set[_Met] = set()
+    for rank, operations in spans.items():
+        for span in operations:
+            if span.number:
+                came.setdefault((span.group, span.number), set()).add(rank)
+                failed.update([(span.group, span.number)] if span.failed else ())
+    # One whose short operations are only counted may have been there.
+    known = [rank for rank in spans if not record.ranks[rank].omitted]
+    silent = sorted({*known, *record.died})
+    found = {}
+    for group, number in failed:
+        here = came[group, number]
+        found[group, number] = tuple(r for r in silent if r not in here and (not group or r in group))
+    return found
 
 
 def _last_to_come(spans: Mapping[int, Sequence[OperationSpan]]) -> dict[_Met, tuple[int, int]]:
@@ -184,11 +206,18 @@ def _row(notes: RankTimeline, spans: Sequence[OperationSpan], zero: int) -> Rank
     )
 
 
-def _with_the_last(span: OperationSpan, rank: int, last: Mapping[_Met, tuple[int, int]]) -> OperationSpan:
+def _with_the_awaited(
+    span: OperationSpan,
+    rank: int,
+    last: Mapping[_Met, tuple[int, int]],
+    absent: Mapping[_Met, tuple[int, ...]],
+) -> OperationSpan:
     """Return an operation with the rank that it waited for, as far as notes show."""
     if not span.number:
         known = span.awaited if span.awaited >= 0 or not span.name.startswith(_OF_TWO) else span.peer
         return replace(span, awaited=known)
+    if span.failed and (never := absent[span.group, span.number]):
+        return replace(span, awaited=span.awaited if span.awaited in never else never[0])
     came, latest = last[span.group, span.number]
     if latest == rank or came <= span.begin_ns:
         return span

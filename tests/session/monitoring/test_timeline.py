@@ -14,10 +14,10 @@ START = 10_000_000_000
 
 
 def operation(name: str, begin: int, end: int, *, wait: int = 0, peer: int = -1, awaited: int = -1,
-              number: int = 0) -> Noted:  # fmt: skip
+              number: int = 0, failed: bool = False) -> Noted:  # fmt: skip
     """Return an operation on line 2, times in milliseconds since the cell's start."""
     return (
-        name, 2, START + begin * MS, START + end * MS, wait * MS, 80, peer, awaited, number, (), False
+        name, 2, START + begin * MS, START + end * MS, wait * MS, 80, peer, awaited, number, (), failed
     )  # fmt: skip
 
 
@@ -42,6 +42,16 @@ def shape(found: Timeline, rank: int) -> list[tuple[str, int, int, int]]:
     """Return a rank's spans: kind, begin and end in milliseconds, who was waited for."""
     spans = found.rows[rank].spans
     return [(s.kind, round(s.begin * 1000), round(s.end * 1000), s.waits_for) for s in spans]
+
+
+def test_a_rank_that_never_came_was_waited_for() -> None:
+    """Not the last one that did, whether the missing one finished, failed elsewhere, or died."""
+    early = notes(0, operation("all_reduce", 10, 60, wait=50, awaited=1, number=1, failed=True))
+    late = notes(1, operation("all_reduce", 50, 60, wait=9, awaited=2, number=1, failed=True))
+    for found in (timeline(early, late, notes(2)), timeline(early, late, died={2: "was killed"})):
+        assert [(wait.rank, wait.waits_for) for wait in found.waits()] == [(0, 2), (1, 2)]
+    unknown = notes(2, noted_from=40)  # it may have been there: its short operations are only counted
+    assert timeline(early, late, unknown).waits()[0].waits_for == 1
 
 
 def test_who_came_last_was_waited_for() -> None:

@@ -17,6 +17,13 @@ from nbparallel.transfer import code_names
     ("cell", "needed", "doubtful"),
     [
         ("y = x + 1", "x", ""),
+        ("df.query('a > @low and b < @high')", "df", "low high"),
+        ("df.eval(f'c = a * @k + {m}')", "df m", "k"),
+        ("def f(df): return df.query('a > @low')", "", "low"),
+        ("send('me@home')", "send", ""),
+        ("eval('x + 1'); eval('n')", "eval", "x"),
+        ("exec('y = x.real\\nz = y')", "exec", "x y"),
+        ("eval('no code'); eval('\\\\d')", "eval", ""),
         ("x += 1", "", "x"),
         ("x = 1\nx + y", "y", ""),
         ("x = x", "", "x"),

@@ -23,6 +23,18 @@ def test_functions_bring_what_they_use(pair):
     assert pair.run("k = 100\nf(1)") == 100
 
 
+def test_names_in_strings_come_along(pair):
+    """Those that `eval`, or pandas' `query` by its ``@name``, looks up, in a cell and in a function."""
+    pair.type("k = 5\nclass Frame:\n    def query(self, text): return eval(text.partition('@')[2])")
+    pair.type("limit = 7\ndef f(frame): return frame.query('a > @limit') + eval('k + 1')")
+    assert pair.run("eval('k + 1')") == 6
+    assert pair.run("f(Frame())") == 13
+    assert "limit" in pair.sent()
+    pair.type("other = 3")
+    assert pair.run("len('me@other')") == 8
+    assert "other" not in pair.sent()
+
+
 def test_instances_belong_to_the_ranks_class(pair):
     """Instances, early and late, are instances of the rank's one class, whose methods see the rank."""
     pair.type(
