@@ -1,7 +1,8 @@
 """A node as the worker of its host sees it: a child process, a socket to it, connections with other workers.
 
 Two facts about distributed (its source): a read or write of a connection that is cancelled aborts it, so
-nothing here is cancelled; a connection that a handler is given is the worker's again when it returns.
+nothing here is cancelled but by the end of the loop; a connection that a handler is given is the worker's
+again when it returns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import json
 import socket
 import subprocess
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,17 +69,20 @@ class WorkerNode:
 
     async def _read(self) -> None:
         """Pass on what the node sends, until it ends."""
-        with contextlib.suppress(OSError, EOFError):  # how it has ended is seen below
-            while True:
-                length, nbytes = SIZES.unpack(await self._receive(SIZES.size))
-                head = json.loads(await self._receive(length))
-                await self._take(await self._receive(nbytes), **head)
-        self._socket.close()
         try:
-            code = await asyncio.to_thread(self._process.wait, END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = await asyncio.to_thread(self._process.wait)
+            with contextlib.suppress(OSError, EOFError):  # how it has ended is seen below
+                while True:
+                    length, nbytes = SIZES.unpack(await self._receive(SIZES.size))
+                    head = json.loads(await self._receive(length))
+                    await self._take(await self._receive(nbytes), **head)
+            self._socket.close()
+            code = await asyncio.to_thread(self._await_process)
+        except asyncio.CancelledError:
+            # The loop cancels this as it ends.  A worker that got SIGTERM while its scheduler closed it stays
+            # alive then: distributed's `handle_scheduler` waits for a close that was cancelled.
+            self._socket.close()
+            threading.Thread(target=self._await_process, name="nbparallel-node-end", daemon=True).start()
+            raise
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         for number in list(self._calls):
             self._settle(number, error="the node has ended")
@@ -87,6 +92,14 @@ class WorkerNode:
             self._started.set_result(f"its process ended ({how})")
         reason = f"its node, process {self._process.pid}, ended ({how})\n{last_lines(self._log)}".strip()
         self.ended.set_result("" if self._released else reason)
+
+    def _await_process(self) -> int:
+        """Return the exit code of the process, which ends with its socket, or is killed."""
+        try:
+            return self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
     async def _receive(self, nbytes: int) -> bytearray:
         """Return so many bytes of the node's, copied once; a stream of asyncio's copies large ones often."""

@@ -84,3 +84,16 @@ def test_a_host_that_is_frozen_for_a_while_is_not_lost(fresh: DaskProcesses) -> 
         assert pending.result(60).values == [6] * 4
         assert "host b has not answered for 5 s" in sink.notes
         assert session.run("kept").values == [0, 1, 2, 3]
+
+
+@pytest.mark.fault("F90")
+def test_nodes_end_with_a_cluster_that_is_told_to_end_at_once(fresh: DaskProcesses) -> None:
+    """Scheduler and workers get SIGTERM together, as by the end of a batch job: no node is left."""
+    session = nbp.Session(cluster=fresh.client)
+    session.run("pass")
+    pids = [pid for name in "ab" for pid in all_below(fresh.processes[name].pid)]
+    for name in ("scheduler", "a", "b"):
+        fresh.signal(name, signal.SIGTERM)
+    wait_until(lambda: not [p for p in pids if read(p)], lambda: [read(p) for p in pids], seconds=60)
+    assert isinstance(error_of(lambda: session.run("1")), NbParallelError)
+    session.stop()
