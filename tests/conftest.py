@@ -20,6 +20,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# autograd starts threads of a graphics card's, with descriptors, which no test is about and no fork survives
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # how long one example takes says how busy the machine is: the watchdog ends what hangs
 hypothesis.settings.register_profile(
     "nbparallel", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -12,11 +12,20 @@ from typing import Any
 _OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 """The folder of the package."""
 _OPERATIONS = os.path.join(_OURS, "distributed") + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
 def is_ours(filename: str) -> bool:
     """Whether a file belongs to this package."""
     return filename.startswith(_OURS)
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file belongs to an installed package, of this environment or one that it can import from too.
+
+    Such as the system's, or one that a ``.pth`` file or ``PYTHONPATH`` names.
+    """
+    return any(folder in filename for folder in _INSTALLED)
 
 
 def operation_runs() -> bool:

@@ -7,8 +7,9 @@ import sys
 import time
 from types import ModuleType
 
+from nbparallel.distributed.runtime.call_site import is_installed
+
 _STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _AUTORELOAD = "IPython.extensions.autoreload"
 
 
@@ -75,7 +76,7 @@ def _users_file(module: object) -> str:
     file = vars(module).get("__file__")
     if type(file) is not str or not file.endswith(".py") or file.startswith(_STANDARD_LIBRARY):
         return ""
-    return "" if any(part in file for part in _INSTALLED) else file
+    return "" if is_installed(file) else file
 
 
 def _stamp(file: str) -> tuple[int, int] | None:

@@ -130,9 +130,9 @@ def take_statistics(
 
 def _rank(handle: RankHandle, seen: RankActivity) -> RankStatistics:
     memory = None if seen.state == "dead" else read_memory(handle.pid)
-    state = seen.state
-    if state != "starting":
-        state = "dead" if memory is None else "stopped" if memory.stopped else state
+    state = seen.state  # "dead" from when the session knows it: the next cell brings the rank back
+    if state != "starting" and memory is not None and memory.stopped:
+        state = "stopped"
     return RankStatistics(
         rank=handle.rank,
         pid=handle.pid,

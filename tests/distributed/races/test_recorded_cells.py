@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nbparallel.distributed.races.recording.user_lines import label_function
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
@@ -63,3 +64,12 @@ def test_without_the_flag_nothing_of_it_is_there() -> None:
     assert before[1:] == (True, [])
     assert after[:2] == before[:2]
     assert len(after[2]) > 5
+
+
+def test_lines_of_an_installed_package_are_none_of_the_users() -> None:
+    """Also if it lies in another environment, from which this one may import."""
+    label = label_function("<In[1] #1>", lambda name: "")
+    assert label("<In[1] #1>") == ""
+    assert label("/home/me/work/mine.py") == "mine.py"
+    assert label("/opt/base/lib/python3.12/site-packages/numpy/_core/_methods.py") is None
+    assert label("/usr/lib/python3/dist-packages/numpy/_core/_methods.py") is None

@@ -120,6 +120,7 @@ def test_memory_that_never_changes_is_copied_without_a_line(pair):
     assert pair.notes == ()
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # NumPy 2.5; users still do
 def test_rebinding_sends_again(pair):
     """Other memory or another part is a change; equal content in other memory too."""
     pair.type("import numpy as np; x = np.arange(4.)")

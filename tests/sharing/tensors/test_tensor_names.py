@@ -223,6 +223,7 @@ def test_a_shared_model_and_its_optimiser_learn_together(pair):
     assert not torch.equal(pair.notebook["model"].a.weight, before)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch 2.11, once a process
 def test_what_torch_takes_apart_itself_travels_too(pair):
     """Subclasses, attributes, conjugated and sparse tensors, storages and optimisers arrive equal."""
     pair.type(
