@@ -367,9 +367,18 @@ def _rows(whole: AnyArray, part: Any, size: int, operation: str) -> AnyArray:
             f"{operation} of {size} ranks needs one tensor with {size} times the {part.numel()} elements of "
             f"the other, and it has {whole.size}"
         )
-    rows = whole.view()
-    rows.shape = (size, *part.shape)  # raises where it could only be copied
+    rows = whole.reshape(size, *part.shape)
+    if rows.size and not np.may_share_memory(rows, whole):
+        raise ValueError(
+            f"{operation} of {size} ranks cannot see a tensor of strides {_strides(whole)} as {size} rows "
+            f"without a copy: pass `x.contiguous()`"
+        )
     return rows
+
+
+def _strides(x: AnyArray) -> tuple[int, ...]:
+    """Return strides as torch counts them, in elements."""
+    return tuple(step // x.itemsize for step in x.strides)
 
 
 def _each(rows: AnyArray) -> list[AnyArray]:

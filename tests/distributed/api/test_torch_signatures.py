@@ -133,7 +133,8 @@ def test_every_name_of_torch_is_here_or_explained() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     functions, members = json.loads(done.stdout.splitlines()[-1])
     missing = missing_names()
-    unexplained = set(functions) - HERE - missing
+    of_backends = {name for name in functions if name.startswith("ProcessGroup")}  # one for each in a build
+    unexplained = set(functions) - HERE - missing - of_backends
     unexplained |= {
         f"Work.{name}" for name in members["Work"] if name[0] != "_" and not hasattr(Work, name)
     } - missing

@@ -25,7 +25,9 @@ def store(monkeypatch):
     store.close()
 
 
-@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # NumPy 2.5; users still do
+@pytest.mark.filterwarnings(
+    "ignore:Setting the (shape|dtype):DeprecationWarning"
+)  # NumPy 2.5; users still do
 def test_the_same_view_is_packed_once(store):
     """The handle of the last array is remembered while it stays what it was; the array is not kept alive."""
     memory = SimpleNamespace(attach_view=np.frombuffer)

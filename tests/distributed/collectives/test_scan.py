@@ -129,7 +129,7 @@ def test_locations(ranks: Any) -> None:
         assert (value.tolist(), where.tolist()) == ([3, 0, 0.5], [13, 20, 30])
         value, where = c.maxloc(np.array(me, "u2"))
         assert (value.shape, value.dtype, int(where)) == ((), np.dtype("u2"), 3)
-        days = np.array(["2020-01-01", "NaT" if me == 2 else "2021-01-01"], "M8[D]") + me
+        days = np.array(["2020-01-01", "NaT" if me == 2 else "2021-01-01"], "M8[D]") + np.timedelta64(me, "D")
         value, where = c.maxloc(days)
         assert where.tolist() == [3, 2]
         assert np.isnat(value[1])

@@ -82,3 +82,13 @@ def test_views_that_cannot_be_filled(session: nbp.Session, tensor: str, instead:
     """A view that repeats its elements, or negates them, is refused with torch's way to a plain tensor."""
     with pytest.raises(nbp.ParallelError, match=instead):
         session.run(f"td.init_process_group()\ntd.all_to_all_single({tensor}, torch.ones(4))", namespace={})
+
+
+@pytest.mark.by_turns
+def test_an_output_that_is_no_rows_without_a_copy_is_refused(session: nbp.Session) -> None:
+    """What was gathered would be lost in the copy."""
+    with pytest.raises(nbp.ParallelError, match=r"strides \(1, 3\) as 2 rows .* pass `x\.contiguous\(\)`"):
+        session.run(
+            "td.init_process_group()\ntd.all_gather_into_tensor(torch.zeros(2, 3).t(), torch.ones(3))",
+            namespace={},
+        )

@@ -41,7 +41,7 @@ NO_ACCESS = _names(
     __delattr__ __delitem__ __dir__ __dlpack_device__ __doc__ __getattribute__ __getstate__ __hash__
     __init__ __init_subclass__ __len__ __new__ __setattr__ __sizeof__ __subclasshook__ device dtype
     flags itemsize nbytes ndim setflags shape size strides __module__ __dict__ __annotations__
-    __weakref__
+    __weakref__ _set_dtype _set_shape
     """
 )
 """Shape, dtype and place."""
