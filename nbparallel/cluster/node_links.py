@@ -17,7 +17,7 @@ from nbparallel.cluster.contract import Link, NodePort
 from nbparallel.errors import ChannelClosedError
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import DOOR_HEAD, DoorKind, Octets
-from nbparallel.wire.system import roomy_pair
+from nbparallel.wire.system import roomy_pair, send_all
 
 LINKED = struct.Struct("<QHQ")
 """Begins a frame between nodes: the task, a `DoorKind`, the number of the exchange."""
@@ -51,8 +51,7 @@ class NodeDoor:
     def deliver(self, host: int, kind: int, number: int = 0, payload: Octets = b"") -> None:
         """Pass a frame of another host's on to the leader; drop it if the task has ended."""
         with self._writing, contextlib.suppress(OSError):
-            self._mine.sendall(DOOR_HEAD.pack(host, kind, len(payload), number))
-            self._mine.sendall(payload)
+            send_all(self._mine, DOOR_HEAD.pack(host, kind, len(payload), number), payload)
 
     def _serve(self) -> None:
         """Pass on the leader's frames, until the last."""

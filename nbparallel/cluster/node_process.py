@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from nbparallel.cluster.contract import MOST_EVENT, ClusterNode, Link, NodePort, load_node
 from nbparallel.errors import ChannelClosedError
-from nbparallel.wire.system import roomy_pair
+from nbparallel.wire.system import roomy_pair, send_all
 
 NODE = "nbparallel.cluster.node_process:start_node"
 """What an adapter is asked to start."""
@@ -133,8 +133,7 @@ class ProcessPort:
         head = pack_head(sum(memoryview(part).nbytes for part in parts), kind, **what)
         with self._lock:
             try:
-                for part in (head, *parts):
-                    self._socket.sendall(part)
+                send_all(self._socket, head, *parts)
             except OSError as error:
                 raise ChannelClosedError(f"the cluster's process on this host is gone: {error}") from error
 

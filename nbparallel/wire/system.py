@@ -26,6 +26,8 @@ TRIES = 100
 """Then nothing is ready, as far as can be known."""
 ROOM = 2 << 20
 """Bytes that a socket is asked to hold."""
+JOINED_NBYTES = 1 << 16
+"""So many are rather copied than sent by several calls."""
 
 ReadText = Callable[[str], str]
 
@@ -51,6 +53,14 @@ def roomy_pair() -> tuple[socket.socket, socket.socket]:
     for end in pair:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM)
     return pair
+
+
+def send_all(sock: socket.socket, *parts: bytes | memoryview) -> None:
+    """Send parts one behind the other; short ones at once: the process that waits for them wakes up once."""
+    if sum(memoryview(part).nbytes for part in parts) <= JOINED_NBYTES:
+        parts = (b"".join(parts),)
+    for part in parts:
+        sock.sendall(part)
 
 
 def do_all(*steps: Callable[[], object]) -> None:

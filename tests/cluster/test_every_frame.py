@@ -14,7 +14,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.cluster.contract import Link
-from nbparallel.errors import NbParallelError
+from nbparallel.errors import NbParallelError, ParallelError
 from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.testing.clusters import Loopback
 from nbparallel.testing.processes import read
@@ -81,6 +81,16 @@ def run_cell(session: nbp.Session, number: int) -> object:
     return session.run(CELL.format(number=number), namespace={"np": np}).values
 
 
+def run_next(session: nbp.Session, number: int) -> object:
+    """Do this after a fault: a rank that died behind its last frame may be missed as the next cell begins."""
+    try:
+        return run_cell(session, number)
+    except ParallelError as error:
+        if "died before the cell began" not in str(error):
+            raise
+    return run_cell(session, number)
+
+
 def frames_of_a_cell() -> int:
     """Return how many frames a cell without faults sends."""
     cluster = WatchedLoopback(["a", "b"])
@@ -135,6 +145,6 @@ def test_a_fault_at_every_frame(fault: str) -> None:
             assert named.get(fault, "KeyboardInterrupt") in said or not said, (at, said)
             failed += bool(said)
             cluster.arm(0, int)
-            assert run_cell(session, at) == wanted(at), (fault, at)
+            assert run_next(session, at) == wanted(at), (fault, at)
             assert session.run("kept", ranks=[0]).values == [0]
     assert failed >= count // 2

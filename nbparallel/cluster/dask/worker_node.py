@@ -150,7 +150,7 @@ class WorkerNode:
     async def _send_parts(self, *parts: Any) -> None:
         async with self._sending:
             with contextlib.suppress(OSError):  # the node is gone: its reader says so
-                for part in parts:
+                for part in parts if sum(map(len, parts)) > LARGE else [b"".join(parts)]:
                     await self._loop.sock_sendall(self._socket, part)
 
     async def link(self, peer: str, comm: Any) -> None:

@@ -151,6 +151,8 @@ class InPlaceReading:
         me, memory = self._context.rank, self._memory
         if error.failure is not ReadFailure.REFUSED:
             self._await_failure()  # its memory goes with it, and the record comes a moment later
+            if memory.ended((rank,)) is not None:  # or later still, on a busy machine
+                raise self._context.mark_failed(_ended(rank))
         text = f"{error}: rank {me} could not go on reading an array of rank {rank} where it lies"
         if error.failure is ReadFailure.UNREADABLE:
             if memory.read(rank, address, np.empty(nbytes, np.uint8)) is None:

@@ -9,6 +9,7 @@ one that may not send waits for a frame that the other may send.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import select
@@ -24,6 +25,8 @@ from nbparallel.wire.system import ready
 
 CHUNK = 1 << 20
 WINDOW = 4
+TOGETHER = 64
+"""Parts that one call sends: heads and payloads."""
 SLICE_MS = 50.0
 """Longest sleep between two checks of whether the wait can still succeed."""
 _SIZE, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
@@ -157,11 +160,12 @@ class HostDoor:
             return
         try:
             while self._outbox:
-                part = self._outbox[0]
-                count = self._socket.send(part)
-                self._outbox.popleft()
-                if count < len(part):
-                    self._outbox.appendleft(part[count:])
+                count = self._socket.sendmsg(itertools.islice(self._outbox, TOGETHER))
+                while count:
+                    part = self._outbox.popleft()
+                    if count < len(part):
+                        self._outbox.appendleft(part[count:])
+                    count -= min(count, len(part))
         except BlockingIOError:
             pass
         except OSError as error:

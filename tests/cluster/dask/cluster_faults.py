@@ -80,6 +80,7 @@ def striking_at(moment: str, cluster: DaskProcesses, fault: str) -> Iterator[Non
     from nbparallel.cluster.dask.dask_cluster import DaskCluster
 
     call, link, once = DaskCluster.call, DaskCluster.link, threading.Lock()
+    striking: list[threading.Thread] = []
 
     def calling(
         self: DaskCluster, op: str, data: Mapping[str, bytes], timeout: float
@@ -88,6 +89,7 @@ def striking_at(moment: str, cluster: DaskProcesses, fault: str) -> Iterator[Non
         if hit and once.acquire(blocking=False):
             beside = threading.Thread(target=strike, args=(cluster, fault))
             beside.start()  # a rank is there some time after its host was asked to start it
+            striking.append(beside)
             if moment == "array" or fault != "kill rank":
                 beside.join()
         return call(self, op, data, timeout)
@@ -101,6 +103,8 @@ def striking_at(moment: str, cluster: DaskProcesses, fault: str) -> Iterator[Non
         patch.setattr(DaskCluster, "call", calling)
         patch.setattr(DaskCluster, "link", linking)
         yield
+        for thread in striking:
+            thread.join(PATIENCE)
 
 
 def perform(

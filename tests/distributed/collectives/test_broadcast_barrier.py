@@ -15,6 +15,7 @@ from nbparallel.testing.ranks import context_of
 
 @pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
+@pytest.mark.time_limit(100)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_broadcast_fills_arrays(ranks: Any, n: int) -> None:
     """Every dtype, size and layout arrives in the array that was passed, from every root."""
@@ -37,7 +38,7 @@ def test_broadcast_fills_arrays(ranks: Any, n: int) -> None:
                     c.broadcast(strided, src=root)
                     assert (strided == data).all()
 
-    ranks(n, work)
+    ranks(n, work, seconds=90)
 
 
 @pytest.mark.matrix(cover=())

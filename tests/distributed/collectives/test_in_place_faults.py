@@ -177,8 +177,12 @@ def test_stopped_and_continued(
 
 @pytest.mark.by_turns
 @pytest.mark.fault("F3")
-def test_a_death_that_is_not_recorded_yet(outcomes: Any) -> None:
-    """What was read of a rank whose process has ended is not used, before anybody has recorded its death."""
+@pytest.mark.parametrize("step", ["confirm", "fetch"])
+def test_a_death_that_is_not_recorded_yet(outcomes: Any, step: str) -> None:
+    """What was read of a rank whose process has ended is not used, before anybody has recorded its death.
+
+    Nor is the rank blamed that could not read it, and others are read as before.
+    """
 
     def work(c: Communicator) -> Any:
         context, memory = context_of(c), context_of(c).peers.memory
@@ -189,8 +193,10 @@ def test_a_death_that_is_not_recorded_yet(outcomes: Any) -> None:
         wait_until(lambda: memory.ended([1]) is not None)
         assert memory.ended([2]) is None
         reading, context.open = parts_of(c).collectives.in_place, 1
+        steps = {"confirm": reading.confirm, "fetch": lambda: reading.fetch(1, bytes(8), np.empty(SIZE))}
         with pytest.raises(NbParallelError, match=r"rank 1 died: its process ended") as caught:
-            reading.confirm()
+            steps[step]()
+        assert peer_memory.refusal is None
         return getattr(caught.value, "rank", None)
 
     found = outcomes(2, work, write_deaths=False)

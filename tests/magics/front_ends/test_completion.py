@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_names_of_ranks_in_cells_for_ranks(shared_kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-def test_busy_and_hostile_ranks_do_not_hold_up_a_key_press(kernel: Kernel) -> None:
+def test_busy_and_hostile_ranks_do_not_hold_up_a_key_press(kernel: Kernel, tmp_path: Path) -> None:
     """A rank that computes is not asked; an object that raises or sleeps does no harm."""
     assert kernel.run("%load_ext nbparallel" + HELPER).status == "ok"
     hostile = (
@@ -97,8 +98,11 @@ def test_busy_and_hostile_ranks_do_not_hold_up_a_key_press(kernel: Kernel) -> No
     assert offered(kernel, "%%parallel\nslow.x") == []
     assert kernel.run("%parallel 1;").status == "ok"  # waits until the rank is through
     assert offered(kernel, "%%parallel\nonly_h") == ["only_here"]
-    assert kernel.run("%%parallel --async\ntime.sleep(1)").status == "ok"
+    asked = tmp_path / "asked"
+    busy = f"%%parallel --async\nimport os\nwhile not os.path.exists({str(asked)!r}):\n    time.sleep(0.01)"
+    assert kernel.run(busy).status == "ok"
     assert offered(kernel, "%%parallel\nonly_h") == []
+    asked.touch()
     assert kernel.run("%parallel_result").status == "ok"
     assert offered(kernel, "%%parallel\nonly_h") == ["only_here"]
     assert kernel.run("%unload_ext nbparallel").status == "ok"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -148,7 +149,11 @@ def test_capture_gets_everything(shared_kernel: Kernel) -> None:
     loaded(shared_kernel)
     outcome = shared_kernel.run("%%capture words\n%%parallel -n 2\nprint('hello')")
     assert page(outcome) == []
-    assert shared_kernel.run("words.stdout").result == "'[ranks 0-1] hello\\n'"
+    words = ast.literal_eval(shared_kernel.run("words.stdout").result)
+    assert sorted(words.splitlines()) in (
+        ["[ranks 0-1] hello"],
+        ["[rank 0] hello", "[rank 1] hello"],
+    )  # at once
 
 
 @pytest.mark.slow
