@@ -142,6 +142,7 @@ def fetch(
     from nbparallel_magics import fetched_result  # brings numpy, which loading must not
 
     wait_for_end(cell.pending)
+    _assign_ended(variables)
     error = cell.pending.exception()
     if error is not None:
         if (partial := getattr(error, "result", None)) is not None:
@@ -152,7 +153,6 @@ def fetch(
     found = cell.pending.result()
     if cell.out is not None:
         variables[cell.out] = found.values
-    _assign_ended(variables)
     ending = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
     return fetched_result.FetchedResult.of(found, new_output, f"In[{cell.number}]", ending)
 

@@ -148,6 +148,18 @@ def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(shared_kernel: K
 
 
 @pytest.mark.by_turns
+def test_a_failure_keeps_no_values_of_others(shared_kernel: Kernel) -> None:
+    """Names of ``-o`` whose cells have ended get their values, although the last cell has failed."""
+    kernel = prepared(shared_kernel)
+    for name, code in (("first", "rank"), ("second", "rank + 5"), ("failing", "1 / 0")):
+        kernel.run(f"%%parallel --async --queue -o {name}\n{code}")
+    result = kernel.run("%parallel_result")
+    assert (result.status, result.ename) == ("error", "ParallelError")
+    assert value(kernel.run("list(first), list(second)")) == "([0, 1], [5, 6])"
+    assert "has failed on the ranks" in value(kernel.run("failing"))
+
+
+@pytest.mark.by_turns
 def test_a_cell_that_was_cancelled_is_not_called_done(shared_kernel: Kernel) -> None:
     """The handle says where the values will be; after `cancel` the cell and its result say what happened."""
     kernel = prepared(shared_kernel)
