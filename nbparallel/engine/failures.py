@@ -172,15 +172,17 @@ def describe(error: BaseException, state: RankState) -> RankFailure:
     when = time.monotonic_ns()
     _leave_out_ours(error)
     trace = error.__traceback__
-    inside = _parts_text(error, state.shell)
-    *lines, last = state.shell.lines_of(error, _text(error))
+    notes, inside = _notes(error), _parts_text(error, state.shell)
+    lines = state.shell.lines_of(error, _text(error))
+    above = lines[: -1 - len(notes)]  # IPython has a part for the message, then one for each note
+    last = "\n".join(lines[len(above) :])
     return RankFailure(
         rank=state.rank,
         time_ns=getattr(error, "_nbparallel_ns", when),
         ename=encodable(type(error).__name__),
-        evalue=encodable(_text(error) + inside),
+        evalue=encodable("\n".join([_text(error), *notes]) + inside),
         exception=_pickled(error),
-        traceback=tuple(map(encodable, (*lines, last + inside))),
+        traceback=tuple(map(encodable, (*above, last + inside))),
         frames=_frames(trace, state.shell),
         cause=_cause(error),
     )
@@ -191,6 +193,12 @@ def text_of(error: BaseException, shell: RankShell) -> str:
     _leave_out_ours(error)
     lines = shell.lines_of(error, _text(error))
     return encodable("\n".join(lines) + _parts_text(error, shell))
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return what `add_note` has added to an error, if it is as `add_note` leaves it."""
+    notes = getattr(error, "__notes__", None)
+    return notes if isinstance(notes, list) and all(isinstance(note, str) for note in notes) else []
 
 
 def _parts(error: BaseException) -> list[BaseException]:

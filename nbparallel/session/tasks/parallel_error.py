@@ -167,7 +167,7 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
     read: set[str] = set()
     for group in _alike([f for f in order if f.cause not in _CONSEQUENCES]):
         parts.append(f"[{rank_list(f.rank for f in group)}{_items_of(group)}]")
-        parts.extend(full_text(group[0])[:-1])
+        parts.extend(_above_the_message(group))
         message = _message_lines(group)
         parts.append(f"{group[0].ename}: the same as above" if message in read else message)
         if len(message) > _REPEATED:
@@ -191,9 +191,31 @@ def _alike(failures: Iterable[RankFailure]) -> list[list[RankFailure]]:
     groups: dict[Any, list[RankFailure]] = {}
     for failure in failures:
         text = failure.evalue if failure.cause in _CONSEQUENCES else ""
-        key = (failure.ename, failure.cause, failure.frames or failure.evalue, text)
+        key = (failure.ename, failure.cause, failure.frames or failure.evalue, _skeleton(failure), text)
         groups.setdefault(key, []).append(failure)
     return list(groups.values())
+
+
+def _skeleton(failure: RankFailure) -> tuple[str, ...]:
+    """Return a traceback's parts without those in one line: messages of what led to the last exception."""
+    above = (part.strip("\n") for part in failure.traceback[:-1])
+    return tuple(part if "\n" in part or _HEAD in part else "" for part in above)
+
+
+_HEAD = "Traceback (most recent call last)"
+"""Stands in IPython's line that names an exception above its frames."""
+
+
+def _above_the_message(group: Sequence[RankFailure]) -> list[str]:
+    """Return a group's traceback up to the message; where ranks' texts of causes differ, those of all."""
+    parts = []
+    for texts in zip(*(full_text(failure)[:-1] for failure in group), strict=True):
+        ranks: dict[str, list[int]] = {}
+        for failure, text in zip(group, texts, strict=True):
+            ranks.setdefault(text, []).append(failure.rank)
+        several = [f"{rank_list(some)}: {text}" for text, some in ranks.items()]
+        parts.append(texts[0] if len(ranks) == 1 else "\n".join(several))
+    return parts
 
 
 def _message_lines(group: Sequence[RankFailure]) -> str:

@@ -219,6 +219,21 @@ async with asyncio.TaskGroup() as group:
     assert len(many.exceptions) == 12
 
 
+def test_causes_and_notes_of_each_rank_are_shown(two_ranks: Session) -> None:
+    """One traceback for ranks that failed in the same way says of each what it was."""
+    with pytest.raises(ParallelError, match="could not load") as caught:
+        two_ranks.run("try: open(f'/no/{rank}')\nexcept OSError as e: raise KeyError('could not load')")
+    shown = "\n".join(caught.value.rendering)
+    for rank in (0, 1):
+        assert f"rank {rank}: FileNotFoundError: [Errno 2] No such file or directory: '/no/{rank}'" in shown
+    assert shown.count("----> 1 try") == shown.count("KeyError: 'could not load'") == 1
+    with pytest.raises(ParallelError, match="on rank 0; the others' texts differ") as caught:
+        two_ranks.run("e = ValueError('bad row')\ne.add_note('same')\ne.add_note(f'row {rank}')\nraise e")
+    shown = "\n".join(caught.value.rendering)
+    assert "rank 0: ValueError: bad row\nsame\nrow 0\nrank 1: ValueError: bad row\nsame\nrow 1\n" in shown
+    assert shown.count("bad row\n") == 2
+
+
 NOT_ITS_END = {
     "a value's text": ("class Odd:\n    def __repr__(self): return 1 / 0\nOdd()", "ZeroDivisionError"),
     "a display's": ("class Odd:\n    def _repr_html_(self): return 1 / 0\nOdd()", "ZeroDivisionError"),
