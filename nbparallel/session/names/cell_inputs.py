@@ -92,13 +92,16 @@ class CellInputs:
                 modules.append(name)  # last: which submodules depends on what the functions mention
             else:
                 try:
-                    self._encode(name, user, doubtful=doubtful)
+                    self._encode(name, user)
                 except UnpicklableError as error:
-                    if user is not None or not is_own(name, value):
+                    if user is None and is_own(name, value):
+                        self.notes.append(f"{name} is only on ranks that assigned it: {error}")
+                    elif doubtful:
+                        self.notes.append(f"{name} is not on the ranks: {error}")
+                    else:
                         raise
-                    self.notes.append(f"{name} is only on ranks that assigned it: {error}")
         for name in modules:
-            self._encode(name, None, doubtful=False)
+            self._encode(name, None)
 
     def encode_arrays(self) -> list[str]:
         """Encode the arrays that are shared; return the names of the private ones."""
@@ -110,14 +113,14 @@ class CellInputs:
             elif name in self._namespace:
                 private.append(name)
             else:
-                self._encode(name, None, doubtful=False)
+                self._encode(name, None)
         self._arrays = private
         return private
 
     def copy_arrays(self) -> None:
         """Encode by value the arrays that could not be shared."""
         for name in self._arrays:
-            self._encode(name, None, doubtful=False)
+            self._encode(name, None)
 
     def find_ties(self) -> None:
         """Find the tensors that several values contain, such as those of a model and its optimiser."""
@@ -190,16 +193,13 @@ class CellInputs:
         except UnpicklableError:
             return None
 
-    def _encode(self, name: str, user: str | None, *, doubtful: bool) -> None:
+    def _encode(self, name: str, user: str | None) -> None:
         mentioned = frozenset(self._mentioned)
         try:
             value = encode(name, self._find(name), self._store, self.broker, self._namespace, mentioned)
             if value.serialised is not None:
                 self._follow(value.serialised, name)
         except UnpicklableError as error:
-            if doubtful:
-                self.notes.append(f"{name} is not on the ranks: {error}")
-                return
             if user is None:
                 raise
             raise UnpicklableError(f"{error} (the cell uses it through {user})") from error.__cause__

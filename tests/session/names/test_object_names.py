@@ -73,6 +73,8 @@ def test_what_a_rank_assigned_is_used_although_the_notebooks_cannot_travel(pair)
     pair.run("bad = 2")
     assert pair.run("bad + 1") == 3
     assert pair.notes[0].startswith("bad is only on ranks that assigned it: variable 'bad' cannot be sent")
+    assert pair.run("if bad > 5:\n    bad = 1\nbad") == 2
+    assert pair.notes[0].startswith("bad is only on ranks that assigned it")
     pair.type("bad = threading.Lock()")
     with pytest.raises(UnpicklableError, match="variable 'bad' cannot be sent"):
         pair.prepare("bad + 1")
