@@ -56,7 +56,7 @@ def roomy_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_all(sock: socket.socket, *parts: bytes | memoryview) -> None:
-    """Send parts one behind the other; short ones at once: the process that waits for them wakes up once."""
+    """Send parts one behind the other; short ones joined: the process that waits for them wakes up once."""
     if sum(memoryview(part).nbytes for part in parts) <= JOINED_NBYTES:
         parts = (b"".join(parts),)
     for part in parts:

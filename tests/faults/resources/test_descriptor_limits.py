@@ -17,6 +17,7 @@ import os, resource, sys, time
 import numpy as np
 import nbparallel as nbp
 from nbparallel.errors import FileDescriptorLimitError, ParallelError, SharedMemoryFullError
+from nbparallel.testing.waiting import wait_until
 
 def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
@@ -80,10 +81,7 @@ with nbp.Session(2) as session:
             del late
     session.restart(1)
     assert list(session.run("rank").values) == [0, 1]
-    deadline = time.monotonic() + 30
-    while descriptors(supervisor) - before >= 20:
-        assert time.monotonic() < deadline, "dropped segments keep descriptors"
-        time.sleep(0.01)
+    wait_until(lambda: descriptors(supervisor) - before < 20, "dropped segments keep descriptors", seconds=30)
 """
 
 
