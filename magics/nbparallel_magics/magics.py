@@ -92,7 +92,9 @@ class ParallelMagics(Magics):
     ) -> BackgroundCell | None:
         options, source = parser.parse_head(line, leading_ranks=leading_ranks, expand=self._expanded)
         if not source:
-            parser.error("there is nothing to run")
+            parser.error(
+                f"there is nothing to run on this line; %{parser.prog}, with two %, runs those below"
+            )
         offset = lines_above(self.state.raw_cell, parser.prog, source) - 1
         return cells.run(self.state, CellRequest(source, max(0, offset), options))
 
