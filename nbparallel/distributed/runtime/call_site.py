@@ -12,6 +12,7 @@ from typing import Any
 _OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 """The folder of the package."""
 _OPERATIONS = os.path.join(_OURS, "distributed") + os.sep
+_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -20,12 +21,13 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
-def is_installed(filename: str) -> bool:
-    """Whether a file belongs to an installed package, of this environment or one that it can import from too.
+def is_library(filename: str) -> bool:
+    """Whether a file belongs to the standard library or to an installed package.
 
-    Such as the system's, or one that a ``.pth`` file or ``PYTHONPATH`` names.
+    Of this environment or of one that it can import from too, such as the system's, or one that a ``.pth``
+    file or ``PYTHONPATH`` names.
     """
-    return any(folder in filename for folder in _INSTALLED)
+    return filename.startswith(_STANDARD_LIBRARY) or any(folder in filename for folder in _INSTALLED)
 
 
 def operation_runs() -> bool:

@@ -7,9 +7,8 @@ import sys
 import time
 from types import ModuleType
 
-from nbparallel.distributed.runtime.call_site import is_installed
+from nbparallel.distributed.runtime.call_site import is_library
 
-_STANDARD_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 _AUTORELOAD = "IPython.extensions.autoreload"
 
 
@@ -74,9 +73,9 @@ def _users_file(module: object) -> str:
     if type(module) is not ModuleType or module.__name__.partition(".")[0].startswith("nbparallel"):
         return ""
     file = vars(module).get("__file__")
-    if type(file) is not str or not file.endswith(".py") or file.startswith(_STANDARD_LIBRARY):
+    if type(file) is not str or not file.endswith(".py") or is_library(file):
         return ""
-    return "" if is_installed(file) else file
+    return file
 
 
 def _stamp(file: str) -> tuple[int, int] | None:

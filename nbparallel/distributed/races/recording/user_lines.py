@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 from collections.abc import Callable
 from types import CodeType, FrameType
 
 from nbparallel.distributed.races.access_log import Site
-from nbparallel.distributed.runtime.call_site import is_installed, is_ours
+from nbparallel.distributed.runtime.call_site import is_library, is_ours
 
 _CELL = "<In["
 """Code of cells for ranks is compiled as ``<In[2] #7>``."""
-
-
-def _standard_library() -> tuple[str, ...]:
-    return tuple(
-        os.path.join(os.path.abspath(sysconfig.get_path(name)), "") for name in ("stdlib", "platstdlib")
-    )
 
 
 class UserLines:
@@ -83,7 +76,6 @@ def label_function(filename: str, cell_label: Callable[[str], str]) -> Callable[
 
     `cell_label` returns ``In[2]`` for code of another cell, and an empty string for any other file.
     """
-    standard = _standard_library()
 
     def label_of(name: str) -> str | None:
         if name == filename:
@@ -92,10 +84,7 @@ def label_function(filename: str, cell_label: Callable[[str], str]) -> Callable[
             return label
         if name.startswith(_CELL):  # of an earlier cell for ranks
             return name[1:].partition(" #")[0]
-        if name.startswith("<") or is_ours(name):
-            return None
-        path = os.path.abspath(name)
-        if is_installed(path) or path.startswith(standard):
+        if name.startswith("<") or is_ours(name) or is_library(os.path.abspath(name)):
             return None
         return os.path.basename(name)
 
