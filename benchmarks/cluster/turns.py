@@ -58,7 +58,7 @@ def figure(
 
 def workers_of(client: Any) -> list[str]:
     """Return the addresses of a cluster's workers, in order of their names."""
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = client.sync(client.scheduler.identity)["workers"]
     return sorted(workers, key=lambda address: str(workers[address]["name"]))
 
 

@@ -96,8 +96,14 @@ class DaskProcesses:
 
     def await_workers(self, count: int) -> None:
         """Wait until the cluster has so many workers."""
-        workers = lambda: self.client.scheduler_info(n_workers=-1)["workers"]  # noqa: E731
-        wait_until(lambda: len(workers()) == count, self._log, seconds=WORKER_SECONDS)
+        wait_until(lambda: len(self.workers()) == count, self._log, seconds=WORKER_SECONDS)
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """Return what the scheduler says of its workers, by their addresses.
+
+        The client's `scheduler_info` has none of them whenever the client has just renewed it by itself.
+        """
+        return dict(self.client.sync(self.client.scheduler.identity)["workers"])
 
     def start_worker(
         self, host: str, environment: Mapping[str, str] | None = None, *, name: str = "", threads: int = 2
@@ -112,8 +118,8 @@ class DaskProcesses:
 
     def address_of(self, name: str) -> str:
         """Return the address of a worker; nothing if it is not there."""
-        workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        return next((address for address, worker in workers.items() if worker["name"] == name), "")
+        found = (address for address, worker in self.workers().items() if worker["name"] == name)
+        return next(found, "")
 
     def _start(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> None:
         with open(f"{self.folder.name}/{name}.log", "ab") as log:

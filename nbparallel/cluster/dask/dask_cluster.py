@@ -101,7 +101,9 @@ class DaskCluster:
             )
         try:
             self._client.wait_for_workers(1, timeout=WORKERS_SECONDS)
-            listed = self._client.scheduler_info(n_workers=-1)["workers"]
+            # not `scheduler_info`: it returns what the client knows, which has no workers each time that the
+            # client renews it by itself, for totals, between the answer and the look at it
+            listed = self._client.sync(self._client.scheduler.identity)["workers"]
         except TimeoutError:
             raise StartError(f"the cluster had no worker in {WORKERS_SECONDS:.0f} s: scale it up") from None
         except OSError as error:

@@ -42,3 +42,17 @@ class TestDask(ClusterTests):
     def lose(self, cluster: Cluster, host: str) -> None:
         """Kill the worker's process."""
         self.processes.kill(host)
+
+
+def test_all_hosts_while_the_client_renews_what_it_knows(many: DaskProcesses) -> None:
+    """It does so by itself every two seconds, here all the time, and then knows no worker."""
+    import dask
+
+    from nbparallel.cluster.dask.dask_cluster import DaskCluster
+
+    there = sorted(worker["name"] for worker in many.workers().values())
+    with dask.config.set({"distributed.client.scheduler-info-interval": "1ms"}), many.connect() as client:
+        adapter = DaskCluster(client)
+        for _ in range(100):
+            assert [host.name for host in adapter.hosts()] == there
+        adapter.close()

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from nbparallel.testing.kernel import Kernel
-from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
 
 pytestmark = [
@@ -58,7 +57,7 @@ def test_a_worker_dies_and_is_replaced(fresh: DaskProcesses, kernel: Kernel) -> 
     assert "ranks=[0, 1]" in said or "-r 0-1" in said
     assert "0" in _said(kernel, "%parallel -r @a kept")
     fresh.start_worker("b")
-    wait_until(lambda: len(fresh.client.scheduler_info(n_workers=-1)["workers"]) == 2, seconds=60)
+    fresh.await_workers(2)
     said = _said(kernel, "%%parallel\nprint('kept' in globals(), all_reduce(rank))")
     assert "host b was lost" in said
     assert "variables of ranks 2-3" in said

@@ -46,6 +46,20 @@ def test_what_cannot_be_used_is_refused(fresh: DaskProcesses, tmp_path: Path) ->
         nbp.Session(9, cluster=fresh.client, max_hosts=2)
 
 
+def _change_status(monkeypatch: pytest.MonkeyPatch, scheduler: Any, status: str, *names: str) -> None:
+    """Have the scheduler say another status of the workers of these names in a plain answer."""
+    known = scheduler.identity
+
+    async def identity(**options: Any) -> Any:
+        found = await known(**options)
+        if not options:  # not the client's own question, which waits for a worker that runs
+            for worker in found["workers"].values():
+                worker["status"] = status if worker["name"] in names else worker["status"]
+        return found
+
+    monkeypatch.setattr(scheduler, "identity", identity, raising=False)
+
+
 def test_a_paused_worker_and_an_empty_cluster_are_refused(
     dask: DaskProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,10 +67,7 @@ def test_a_paused_worker_and_an_empty_cluster_are_refused(
     from nbparallel.cluster.dask import dask_cluster
 
     adapter = dask_cluster.DaskCluster(dask.client)
-    found = dask.client.scheduler_info(n_workers=-1)
-    for worker in found["workers"].values():
-        worker["status"] = "paused" if worker["name"] == "b" else worker["status"]
-    monkeypatch.setattr(dask.client, "scheduler_info", lambda **_: found)
+    _change_status(monkeypatch, dask.client.scheduler, "paused", "b")
     with pytest.raises(StartError, match="host b takes no tasks: its workers are paused"):
         adapter.anchor("b", ECHO)
     adapter.close()
@@ -172,21 +183,14 @@ def test_a_worker_that_pauses(fresh: DaskProcesses) -> None:
         session.run("pass")
         fresh.client.run(_fill, workers=[address])
         assert session.run("all_reduce(rank)").values == [6] * 4
-    workers = lambda: fresh.client.scheduler_info(n_workers=-1)["workers"]  # noqa: E731
-    wait_until(lambda: workers()[address]["status"] == "paused")
+    wait_until(lambda: fresh.workers()[address]["status"] == "paused")
     with pytest.raises(StartError, match="host b takes no tasks: its workers are paused"):
         nbp.Session(cluster=fresh.client).start()
 
 
 def test_a_worker_that_has_just_registered(fresh: DaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its status is still `init` where the session looks; it takes tasks as soon as it runs."""
-    known = fresh.client.scheduler_info
-
-    def scheduler_info(**options: Any) -> Any:
-        info = known(**options)
-        return {**info, "workers": {a: {**w, "status": "init"} for a, w in info["workers"].items()}}
-
-    monkeypatch.setattr(fresh.client, "scheduler_info", scheduler_info)
+    _change_status(monkeypatch, fresh.client.scheduler, "init", "a", "b")
     with nbp.Session(cluster=fresh.client) as session:
         assert session.run("all_reduce(rank)").values == [6] * 4
 
