@@ -144,6 +144,7 @@ class HostRun(TaskRun):
             task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, names)
             parts[host] = pickle.dumps(task, 5)
         self.running = list(self.hosts)
+        self._host_pool.links.task = number
         for host, reply in self._host_pool.send_task(parts).items():
             if reply.error or reply.silent:
                 reason = reply.error or f"it did not take the task within {ANSWER_SECONDS:g} s"
@@ -186,7 +187,7 @@ class HostRun(TaskRun):
         elif kind == "died":
             self._host_pool.changed.add(host)
         elif kind == "unlinked":
-            self._host_pool.links.lose(host, rest[0])
+            self._host_pool.links.lose(host, *rest)
         elif host in self.running and rest[0] == self.request.number:  # not of an earlier task
             if kind == "failed":
                 self._relay(host, rest[1])

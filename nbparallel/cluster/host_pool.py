@@ -213,7 +213,7 @@ class HostPool:
             if message[0] == "died":
                 self.changed.add(host)
             elif message[0] == "unlinked":
-                self.links.lose(host, message[1])
+                self.links.lose(host, *message[1:])
             elif message[0] == "lost":
                 self.host_lost(host, message[1])
                 lost = True

@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from nbparallel.cluster.contract import NodePort
@@ -53,7 +54,7 @@ class Node:
         self._pieces: list[bytes] = []
         self._report = b""
         self._ended = False
-        self._links = NodeLinks(port, lambda peer: send_message(port.emit, "unlinked", peer))
+        self._links = NodeLinks(port, partial(send_message, port.emit, "unlinked"))
 
     def handle(self, op: str, data: bytes) -> bytes:
         """Handle a call of the kernel: a method of that name."""

@@ -100,10 +100,11 @@ class NodeLinks:
     Parameters
     ----------
     on_closed : callable
-        Called, in any thread, with the name of a host to which there is no link any more.
+        Called, in any thread, with the name of a host to which there is no link any more, and the number of
+        the first task that used this link.
     """
 
-    def __init__(self, port: NodePort, on_closed: Callable[[str], None]) -> None:
+    def __init__(self, port: NodePort, on_closed: Callable[[str, int], None]) -> None:
         self._port, self._on_closed = port, on_closed
         self._changed = threading.Condition()
         self._links: dict[int, Link] = {}
@@ -130,7 +131,10 @@ class NodeLinks:
             door.deliver(i, DoorKind.CLOSED)
         for i, link in fresh.items():
             threading.Thread(
-                target=self._read, args=(i, others[i], link), name=f"nbparallel-link-{others[i]}", daemon=True
+                target=self._read,
+                args=(i, others[i], link, number),
+                name=f"nbparallel-link-{others[i]}",
+                daemon=True,
             ).start()
         return door
 
@@ -147,7 +151,7 @@ class NodeLinks:
             self._closed = True
             self._changed.notify_all()
 
-    def _read(self, host: int, name: str, link: Link) -> None:
+    def _read(self, host: int, name: str, link: Link, first: int) -> None:
         """Pass on what comes from another host, until its link is closed."""
         with contextlib.suppress(ChannelClosedError):
             while not self._closed:
@@ -168,7 +172,7 @@ class NodeLinks:
             door = self._door
         if door is not None:
             door.deliver(host, DoorKind.CLOSED)
-        self._on_closed(name)
+        self._on_closed(name, first)
 
     def _door_of(self, task: int) -> NodeDoor | None:
         """Return the door of a task, once it has begun; None if it has ended."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from nbparallel.cluster.contract import Cluster
-from nbparallel.testing.clusters import ClusterTests, Loopback
+from nbparallel.testing.clusters import ECHO, ClusterTests, Loopback
+from nbparallel.testing.clusters.conformance import Recorder
+from nbparallel.testing.clusters.loopback import LoopbackHost
 
 
 class TestLoopback(ClusterTests):
@@ -24,3 +27,19 @@ class TestLoopback(ClusterTests):
         """Lose the object."""
         assert isinstance(cluster, Loopback)
         cluster.lose(host)
+
+
+def test_a_call_that_comes_as_its_node_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered: nothing handles it."""
+    cluster, begin = Loopback(["a"]), LoopbackHost.begin
+
+    def begin_late(host: LoopbackHost, *call: Any) -> None:
+        host.release()
+        begin(host, *call)
+
+    cluster.events(Recorder())
+    cluster.anchor("a", ECHO)
+    monkeypatch.setattr(LoopbackHost, "begin", begin_late)
+    reply = cluster.call("echo", {"a": b""}, 20)["a"]
+    assert (reply.error, reply.silent) == ("the host is lost", False)
+    cluster.close()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import nbparallel as nbp
+from nbparallel.cluster.contract import EventHandler
 from nbparallel.cluster.node import Node
 from nbparallel.errors import HostLostError, ParallelError
 from nbparallel.testing.clusters import Loopback, session_messages
@@ -227,3 +228,47 @@ def test_a_start_can_be_interrupted(cluster: Loopback, monkeypatch: pytest.Monke
     assert all(each.ended for each in cluster.nodes.values())
     assert session.run("rank").values == [0, 1]
     session.stop()
+
+
+class LateLoopback(Loopback):
+    """A cluster that keeps back what host b says of a link that is closed; it counts links."""
+
+    def __init__(self) -> None:
+        super().__init__(["a", "b"], cpus=1)
+        self.kept: list[bytes] = []
+        self.links = 0
+
+    def events(self, handler: EventHandler) -> None:
+        """Pass on all other events."""
+        self.handler, self.lost = handler, handler.lost
+        super().events(self)
+
+    def event(self, host: str, data: bytes) -> None:
+        """Take an event."""
+        if host == "b" and b"unlinked" in data:
+            self.kept.append(data)
+        else:
+            self.handler.event(host, data)
+
+    def link(self, one: str, other: str, timeout: float) -> None:
+        """Connect two hosts."""
+        super().link(one, other, timeout)
+        self.links += 1
+
+
+def test_a_late_word_of_a_link_that_was_replaced() -> None:
+    """Both hosts say that their link is closed; hosts that are connected again by then stay so."""
+    cluster = LateLoopback()
+    with nbp.Session(cluster=cluster) as session:
+        assert session.run("all_reduce(rank)").values == [1, 1]
+        cluster.nodes["a"].links["b"].close()
+        wait_until(lambda: cluster.kept and not session_messages(session).empty())
+        assert session.run("all_reduce(rank)").values == [1, 1]
+        assert cluster.links == 2
+        cluster.handler.event("b", cluster.kept.pop())
+        assert session.run("all_reduce(rank)").values == [1, 1]
+        assert cluster.links == 2
+        cluster.nodes["b"].links["a"].close()
+        wait_until(lambda: cluster.kept and not session_messages(session).empty())
+        assert session.run("all_reduce(rank)").values == [1, 1]
+        assert cluster.links == 3

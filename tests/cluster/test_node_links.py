@@ -27,8 +27,8 @@ class NodeInTest:
     def __init__(self, host: str) -> None:
         self.host, self.index = host, HOSTS.index(host)
         self.ends: dict[str, Link] = {}
-        self.closed: list[str] = []
-        self.links = NodeLinks(self, self.closed.append)
+        self.closed: list[tuple[str, int]] = []
+        self.links = NodeLinks(self, lambda *link: self.closed.append(link))
         self._doors: list[tuple[NodeDoor, HostDoor]] = []
 
     def link(self, peer: str) -> Link:
@@ -152,7 +152,7 @@ def test_a_link_that_is_closed(nodes: Sequence[NodeInTest]) -> None:
     nodes[0].ends["b"].close()
     with pytest.raises(LookupError, match="b CLOSED"):
         leader.exchange({1: [b"x"]}, raising(leader))
-    wait_until(lambda: nodes[0].closed == ["b"])
+    wait_until(lambda: nodes[0].closed == [("b", 1)])
     nodes[0].end()
     leader = nodes[0].begin(2)
     with pytest.raises(LookupError, match="b CLOSED"):
@@ -203,7 +203,7 @@ def test_damaged_frames_end_the_link(nodes: Sequence[NodeInTest], frame: list[by
     """Both hosts learn it, and no leader waits for what is behind them."""
     leaders = [node.begin(1) for node in nodes[:2]]
     nodes[1].ends["a"].send(*frame)
-    wait_until(lambda: (nodes[0].closed, nodes[1].closed) == (["b"], ["a"]))
+    wait_until(lambda: (nodes[0].closed, nodes[1].closed) == ([("b", 1)], [("a", 1)]))
     for at, leader in enumerate(leaders):
         with pytest.raises(LookupError, match=f"{'ba'[at]} CLOSED"):
             leader.exchange({1 - at: [b"x"]}, raising(leader))

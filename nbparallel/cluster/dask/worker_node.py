@@ -86,8 +86,8 @@ class WorkerNode:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         for number in list(self._calls):
             self._settle(number, error="the node has ended")
-        for comm in list(self._links.values()):
-            await comm.close()
+        for comm in self._links.values():
+            comm.abort()  # without a wait: a peer may be frozen, and a call that came meanwhile had no reply
         if not self._started.done():
             self._started.set_result(f"its process ended ({how})")
         reason = f"its node, process {self._process.pid}, ended ({how})\n{last_lines(self._log)}".strip()
@@ -155,10 +155,15 @@ class WorkerNode:
 
     async def link(self, peer: str, comm: Any) -> None:
         """Have a link with a peer over a connection, until either is gone."""
-        self._links[peer] = comm
-        await self.call(peer, b"", "linked")
+        await self._set_link(peer, comm)
         await comm.write({"linked": True})
         await self._read_link(peer, comm)
+
+    async def _set_link(self, peer: str, comm: Any) -> None:
+        former, self._links[peer] = self._links.get(peer), comm
+        if former is not None:  # only the peer has noticed its end
+            former.abort()
+        await self.call(peer, b"", "linked")
 
     async def _read_link(self, peer: str, comm: Any) -> None:
         """Pass on what comes from a peer."""
@@ -184,8 +189,7 @@ class WorkerNode:
                 return "it has no node of this session"
         except (OSError, TimeoutError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
-        self._links[peer] = comm
-        await self.call(peer, b"", "linked")
+        await self._set_link(peer, comm)
         self._linked = asyncio.ensure_future(self._read_link(peer, comm))
         return ""
 

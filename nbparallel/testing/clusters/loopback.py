@@ -81,7 +81,7 @@ class LoopbackHost:
         """Whether the host has not answered."""
         self.frozen = threading.Event()
         """While it is set, no call begins and no event leaves."""
-        self._released = threading.Lock()
+        self._released, self._beginning = threading.Lock(), threading.Lock()
         self.finished = threading.Event()
         """Set when its node has ended."""
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -118,7 +118,11 @@ class LoopbackHost:
                 done(NodeReply(error=f"{type(error).__name__}: {error}"))
 
         name = f"loopback-{self.host}-{op}"
-        self._calls.put(lambda: threading.Thread(target=handle, name=name, daemon=True).start())
+        with self._beginning:
+            if not self._released.locked():
+                self._calls.put(lambda: threading.Thread(target=handle, name=name, daemon=True).start())
+                return
+        done(NodeReply(error="the host is lost"))
 
     def lose(self, reason: str) -> None:
         """Lose the host: its node ends without a word, then the session learns why."""
@@ -141,7 +145,8 @@ class LoopbackHost:
             return
         for link in self.links.values():
             link.close()
-        self._calls.put(None)
+        with self._beginning:  # no call comes behind this
+            self._calls.put(None)
         if last is not None:
             self._events.put(last)
         threading.Thread(target=self._finish, name=f"loopback-{self.host}-end", daemon=True).start()
