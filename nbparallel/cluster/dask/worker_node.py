@@ -87,7 +87,7 @@ class WorkerNode:
         for number in list(self._calls):
             self._settle(number, error="the node has ended")
         for comm in self._links.values():
-            comm.abort()  # without a wait: a peer may be frozen, and a call that came meanwhile had no reply
+            comm.abort()  # waits for no frozen peer: a call that came while it waited would have no reply
         if not self._started.done():
             self._started.set_result(f"its process ended ({how})")
         reason = f"its node, process {self._process.pid}, ended ({how})\n{last_lines(self._log)}".strip()

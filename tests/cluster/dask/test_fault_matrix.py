@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import NbParallelError
 from nbparallel.testing.processes import read
+from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask.cluster_faults import FAULTS, MOMENTS, PATIENCE, all_below, error_of, perform
 from tests.cluster.dask_cluster import DaskProcesses
@@ -67,9 +67,13 @@ def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.usefixtures("impatient")
 def test_a_fault(
-    fault: str, moment: str, fresh: DaskProcesses, record_property: Callable[[str, object], None]
+    fault: str,
+    moment: str,
+    fresh: DaskProcesses,
+    record_property: Callable[[str, object], None],
+    promised: Promised,
 ) -> None:
-    """The error names what was lost; survivors, the next cell, and what is left."""
+    """The error names what was lost; survivors, the next cell, and what is left: nothing, soon."""
     a, b = fresh.processes["a"], fresh.processes["b"]
     session = nbp.Session(cluster=fresh.client)
     if moment != "start":
@@ -103,8 +107,9 @@ def test_a_fault(
         pids += all_below(a.pid) + all_below(fresh.processes["b"].pid)
         if moment != "start":
             assert session.run("kept", ranks=[0, 1]).values == [0, 1]
-    session.stop()
-    wait_until(lambda: not [p for p in pids if read(p)], lambda: [read(p) for p in pids], seconds=PATIENCE)
+    with promised(5.0 if fault == "kill scheduler" else 3.0):
+        session.stop()
+        wait_until(lambda: not [p for p in pids if read(p)], lambda: [read(p) for p in pids])
 
 
 _KERNEL = """
@@ -130,7 +135,7 @@ def test_a_killed_kernel(
     moment: str,
     fresh: DaskProcesses,
     tmp_path: Path,
-    promised: Callable[[float], AbstractContextManager[None]],
+    promised: Promised,
 ) -> None:
     """Every rank ends within three seconds, the workers go on, and so does the next session."""
     script = tmp_path / "kernel.py"
