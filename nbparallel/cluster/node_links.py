@@ -129,6 +129,7 @@ class NodeLinks:
             self._changed.notify_all()
         for i in gone:
             door.deliver(i, DoorKind.CLOSED)
+            self._on_closed(others[i], number)  # the kernel would have connected it again if it knew
         for i, link in fresh.items():
             threading.Thread(
                 target=self._read,

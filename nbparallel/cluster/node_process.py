@@ -164,7 +164,9 @@ class ProcessPort:
             job = node, number, name, content
             threading.Thread(target=self._handle, args=job, name="nbparallel-call", daemon=True).start()
         elif kind == "linked":
-            self._links[name] = _ProcessLink(name, self)
+            former, self._links[name] = self._links.get(name), _ProcessLink(name, self)
+            if former is not None:
+                former.end()
             self.send("reply", number=number)
         elif kind == "link":
             self._links[name].feed(content, sizes)

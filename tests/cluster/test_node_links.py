@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,14 @@ import pytest
 
 from nbparallel.cluster.contract import Link
 from nbparallel.cluster.node_links import LINKED, NodeDoor, NodeLinks
+from nbparallel.cluster.node_process import ProcessPort, pack_head
 from nbparallel.distributed.runtime.host_door import CHUNK, WINDOW, HostDoor
+from nbparallel.errors import ChannelClosedError
 from nbparallel.testing.clusters.loopback import LoopbackLink
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import DoorKind
 from nbparallel.wire.identity import WorldPlace
+from nbparallel.wire.system import roomy_pair
 
 HOSTS = ("a", "b", "c")
 
@@ -157,12 +161,34 @@ def test_a_link_that_is_closed(nodes: Sequence[NodeInTest]) -> None:
     leader = nodes[0].begin(2)
     with pytest.raises(LookupError, match="b CLOSED"):
         leader.exchange({1: [b"x"]}, raising(leader))
+    assert nodes[0].closed == [("b", 1), ("b", 2)]  # the kernel did not know
     nodes[0].end()
     nodes[0].ends["b"], nodes[1].ends["a"] = LoopbackLink.pair("a", "b")
     with ThreadPoolExecutor(3) as pool:
         found = [pool.submit(node.begin(3).exchange, {1: [b"y"]}, never) for node in nodes]
         assert bytes(found[1].result(20)[0][0]) == b"y"
         assert not found[0].result(20)[1]
+
+
+def test_a_link_that_is_replaced() -> None:
+    """What reads the former one learns that it is closed, though only the other host has noticed its end."""
+    parent, child = roomy_pair()
+    port = ProcessPort(child, "a")
+    serving = threading.Thread(target=port.serve, args=(None,))
+    serving.start()
+    with parent, child:
+        for number in (1, 2):
+            former = port.link("b") if number == 2 else None
+            parent.sendall(pack_head(0, "linked", name="b", number=number))
+            assert parent.recv(1 << 10) == pack_head(0, "reply", number=number)
+        assert former is not None
+        with pytest.raises(ChannelClosedError, match="the link with host b is closed"):
+            former.receive(20)
+        with pytest.raises(TimeoutError):
+            port.link("b").receive(0.01)
+        parent.shutdown(socket.SHUT_RDWR)
+        serving.join(20)
+    assert not serving.is_alive()
 
 
 def test_no_more_is_under_way_than_a_window(nodes: Sequence[NodeInTest]) -> None:

@@ -109,6 +109,8 @@ class DaskCluster:
         except OSError as error:
             problem = f"{type(error).__name__}: {error}"
             raise StartError(f"the scheduler cannot be reached, is the network down? ({problem})") from error
+        if not listed:
+            raise StartError("the cluster's last worker has gone: scale it up")
         machines, found = dict[str, list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
         silent = {anchor.address for anchor in self._anchors.values() if anchor.given_up}
         for address, worker in listed.items():

@@ -156,7 +156,8 @@ class WorkerNode:
     async def link(self, peer: str, comm: Any) -> None:
         """Have a link with a peer over a connection, until either is gone."""
         await self._set_link(peer, comm)
-        await comm.write({"linked": True})
+        with contextlib.suppress(OSError):  # it is closed: its reader says so
+            await comm.write({"linked": True})
         await self._read_link(peer, comm)
 
     async def _set_link(self, peer: str, comm: Any) -> None:
@@ -164,6 +165,8 @@ class WorkerNode:
         if former is not None:  # only the peer has noticed its end
             former.abort()
         await self.call(peer, b"", "linked")
+        if self.ended.done():  # and with it all links that it had
+            comm.abort()
 
     async def _read_link(self, peer: str, comm: Any) -> None:
         """Pass on what comes from a peer."""

@@ -47,7 +47,7 @@ def test_what_cannot_be_used_is_refused(fresh: DaskProcesses, tmp_path: Path) ->
 
 
 def _change_status(monkeypatch: pytest.MonkeyPatch, scheduler: Any, status: str, *names: str) -> None:
-    """Have the scheduler say another status of the workers of these names in a plain answer."""
+    """Have the scheduler say another status of the workers of these names in a plain answer; or list none."""
     known = scheduler.identity
 
     async def identity(**options: Any) -> Any:
@@ -55,6 +55,7 @@ def _change_status(monkeypatch: pytest.MonkeyPatch, scheduler: Any, status: str,
         if not options:  # not the client's own question, which waits for a worker that runs
             for worker in found["workers"].values():
                 worker["status"] = status if worker["name"] in names else worker["status"]
+            found["workers"] = found["workers"] if names else {}
         return found
 
     monkeypatch.setattr(scheduler, "identity", identity, raising=False)
@@ -70,6 +71,9 @@ def test_a_paused_worker_and_an_empty_cluster_are_refused(
     _change_status(monkeypatch, dask.client.scheduler, "paused", "b")
     with pytest.raises(StartError, match="host b takes no tasks: its workers are paused"):
         adapter.anchor("b", ECHO)
+    _change_status(monkeypatch, dask.client.scheduler, "gone")
+    with pytest.raises(StartError, match="last worker has gone: scale it up"):
+        adapter.hosts()
     adapter.close()
     monkeypatch.setattr(dask_cluster, "WORKERS_SECONDS", 0.5)
     with DaskProcesses("") as empty, pytest.raises(StartError, match="had no worker in"):
