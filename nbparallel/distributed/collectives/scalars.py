@@ -32,8 +32,9 @@ def check_number(op: Operator, x: Any, operation: str) -> Any:
     """
     if not is_number(x):
         # a frame or a column of pandas has `to_numpy`; what that gives may be read-only, a copy is not
-        hint = ": use np.array(x)" if isinstance(x, list | tuple) or hasattr(x, "to_numpy") else ""
-        raise TypeError(f"{operation} needs an array or a number, not {type(x).__name__}{hint}")
+        convertible = isinstance(x, list | tuple) or hasattr(x, "to_numpy")
+        hint = "use np.array(x)" if convertible else "all_gather(x) gives those of all ranks, to combine"
+        raise TypeError(f"{operation} needs an array or a number, not {type(x).__name__}: {hint}")
     if isinstance(x, bool | np.bool_):
         return int(x)
     if not {"f", "c"} & set(op.kinds) and not isinstance(x, int | np.integer):

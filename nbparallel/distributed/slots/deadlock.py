@@ -125,7 +125,7 @@ class DeadlockDetector:
         return area
 
     def describe(self, stuck: Stuck) -> str:
-        """Return which rank waits for which, on which line."""
+        """Return which rank waits for which, on which line; and the cure of the commonest deadlock."""
         context, parts = self._context, []
         for rank, (record, awaited) in sorted(stuck.items()):
             area = self._area_of(record)
@@ -139,6 +139,11 @@ class DeadlockDetector:
         finished = [r for r in range(context.world_size) if r in context.cell.ranks and context.gone(r)]
         if finished:
             parts.append(f"{rank_list(finished)} finished the cell")
+        receiving = (
+            r.operation is Operation.recv and not r.tag and stuck.keys() >= {*on} for r, on in stuck.values()
+        )
+        if all(receiving):
+            parts.append("all of these wait to receive: one has to send first, or each uses sendrecv")
         return "; ".join(parts)
 
     def close(self) -> None:
