@@ -34,8 +34,9 @@ class StatusView(TableView):
             )
             for rank in seen.ranks
         ]
+        of = "; times and operations are of the last cell" * any(any(_times(rank)) for rank in seen.ranks)
         return Table(
-            f"{len(rows)} rank{'s' * (len(rows) != 1)}, started by {seen.start_method}",
+            f"{len(rows)} rank{'s' * (len(rows) != 1)}, started by {seen.start_method}{of}",
             (
                 "rank", "host", "state", "in", "computing", "waiting", "moving", "operations", "own memory",
                 "shared pages", "threads", "pid",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -248,3 +249,5 @@ def test_a_frame_is_refused_with_what_to_write() -> None:
 
     with pytest.raises(TypeError, match=r"not Frame: use np\.array\(x\)$"):
         check_number(find_operator("sum"), Frame(), "all_reduce")
+    with pytest.raises(TypeError, match=r"not Counter: all_gather\(x\) gives those of all ranks"):
+        check_number(find_operator("sum"), Counter("ab"), "all_reduce")

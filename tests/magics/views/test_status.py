@@ -62,6 +62,7 @@ def test_one_set_of_numbers(sleep: float) -> None:
     """Known sleeps, bytes and waits, in a cell of 50 ms and in one of seconds: all four say the same."""
     namespace: dict[str, Any] = {"x": nbp.share(np.ones(1 << 17)), "SLEEP": sleep}
     with Session(4) as session:
+        assert "last cell" not in repr(StatusView(session.statistics()))
         # on a busy machine a rank may wake later than the one that it was to wait for
         assert any(_all_say_the_same(session, namespace, sleep) for _ in range(5))
         wait_until(lambda: one_memory(session))
@@ -72,7 +73,9 @@ def _all_say_the_same(session: Session, namespace: dict[str, Any], sleep: float)
     result = session.run(CELL, namespace=namespace, execution_count=5)
     activity, statistics, timeline = session.activity(), session.statistics(), session.timeline()
     assert timeline is not None
-    shown = rows_of(repr(StatusView(statistics)))
+    text = repr(StatusView(statistics))
+    assert text.splitlines()[0].endswith("; times and operations are of the last cell")
+    shown = rows_of(text)
     assert activity.seconds == timeline.seconds
     for rank in range(4):
         panel, status, line = activity.ranks[rank], shown[rank], timeline.rows[rank]
