@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -38,10 +39,13 @@ def run_suite(
     first : str
         A module that is imported before.
     """
-    name = f"suite_{over}_{method}_{kind}"
+    name, prefix = f"suite_{over}_{method}_{kind}", f"mp-{secrets.token_hex(4)}"
+    naming = f"current_process()._config['semprefix'] = '/{prefix}'\n" if over == "library" else ""
     option = "exclude_types=True" if kind == "misc" else f"only_type={kind!r}"
     (folder / f"{name}.py").write_text(
         f"import {first}\n"
+        "from multiprocessing.process import current_process\n"
+        f"{naming}"
         f"from {SUITES[over]} import install_tests_in_module_dict\n"
         f"install_tests_in_module_dict(globals(), {method!r}, {option})\n"
     )
@@ -59,6 +63,8 @@ def run_suite(
         )
         output.seek(0)
         text = output.read()
+    for left in Path("/dev/shm").glob(f"sem.{prefix}*"):  # the library's tests end its resource tracker, too
+        left.unlink()
     return SuiteResult(_outcomes(text), text)
 
 
