@@ -40,12 +40,13 @@ def run_suite(
         A module that is imported before.
     """
     name, prefix = f"suite_{over}_{method}_{kind}", f"mp-{secrets.token_hex(4)}"
-    naming = f"current_process()._config['semprefix'] = '/{prefix}'\n" if over == "library" else ""
+    naming = "from multiprocessing import process\n"
+    naming += f"process.current_process()._config['semprefix'] = '/{prefix}'\n"
+    # of every process: one that the library starts has the word of its parent only when it has been unpickled
+    (folder / "sitecustomize.py").write_text(naming if over == "library" else "")
     option = "exclude_types=True" if kind == "misc" else f"only_type={kind!r}"
     (folder / f"{name}.py").write_text(
         f"import {first}\n"
-        "from multiprocessing.process import current_process\n"
-        f"{naming}"
         f"from {SUITES[over]} import install_tests_in_module_dict\n"
         f"install_tests_in_module_dict(globals(), {method!r}, {option})\n"
     )
