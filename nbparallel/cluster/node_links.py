@@ -101,7 +101,7 @@ class NodeLinks:
     ----------
     on_closed : callable
         Called, in any thread, with the name of a host to which there is no link any more, and the number of
-        the first task that used this link.
+        a task that had this link.
     """
 
     def __init__(self, port: NodePort, on_closed: Callable[[str, int], None]) -> None:
