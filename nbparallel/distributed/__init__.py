@@ -40,7 +40,7 @@ from nbparallel.distributed.api.cartesian import CartesianGrid
 from nbparallel.distributed.api.locks import NamedLock
 from nbparallel.distributed.api.operation_base import Timeout
 from nbparallel.distributed.api.p2p_op import P2POp
-from nbparallel.distributed.arguments import ANY_SOURCE, MISSING
+from nbparallel.distributed.arguments import PROC_NULL
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group, set_own_rank
 from nbparallel.distributed.operators import ReduceOp
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ANY_SOURCE",
+    "PROC_NULL",
     "CartesianGrid",
     "Communicator",
     "Group",
@@ -77,9 +78,10 @@ __all__ = [
 ]
 __all__.extend(OPERATIONS)
 
+ANY_SOURCE: None = None
+"""Source of a `recv` that takes a message of any rank, as if `src` were left out."""
 _F = TypeVar("_F", bound=Callable[..., Any])
-_current: Communicator | None = None
-"""What the functions here use; the engine sets it."""
+_current: Communicator | None = None  # what the functions here use; the engine sets it
 _group: ProcessGroup | None = None
 """The world that this process has joined by itself; on a rank of a session None."""
 
@@ -279,7 +281,7 @@ def _operation(name: str) -> Callable[..., Any]:
 @_as("send")
 def send(
     tensor: Any,
-    dst: int | None = MISSING,
+    dst: int | None = None,
     group: Group | None = None,
     tag: int = 0,
     *more: Any,
@@ -295,7 +297,7 @@ def send(
 @_as("recv")
 def recv(
     tensor: Any = None,
-    src: int | None = ANY_SOURCE,
+    src: int | None = None,
     group: Group | None = None,
     tag: int = 0,
     *more: Any,

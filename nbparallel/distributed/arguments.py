@@ -9,7 +9,7 @@ import datetime
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -47,15 +47,20 @@ class Missing:
 MISSING: Any = Missing()
 
 
-class AnySource:
-    """Source of a `recv` that takes a message of any rank: ``recv(src=dist.ANY_SOURCE)``."""
+class ProcNull(int):
+    """The rank beyond the edge of a grid: nothing is sent to it, and nothing received from it.
+
+    It is an int, as every rank is, and one that no arithmetic with ranks gives.
+    """
 
     def __repr__(self) -> str:
-        return "ANY_SOURCE"
+        return "PROC_NULL"
+
+    def __reduce__(self) -> str:
+        return "PROC_NULL"
 
 
-ANY_SOURCE: Any = AnySource()
-"""What `recv` takes for its source if none is passed: it receives from whichever rank has sent."""
+PROC_NULL: Final[int] = ProcNull(-(1 << 31))
 
 
 def value_and_outputs(first: Any, second: Any, operation: str) -> tuple[Any, Any]:

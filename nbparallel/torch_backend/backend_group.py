@@ -333,8 +333,7 @@ class BackendGroup(ProcessGroup):
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         """Begin to receive a tensor of any member."""
         (tensor,) = tensors
-        array, sender = filled(tensor, "recv"), distributed.ANY_SOURCE
-        operation = distributed.current().irecv(array, sender, self.group, tag)
+        operation = distributed.current().irecv(filled(tensor, "recv"), None, self.group, tag)
         return self._message(operation, tensors)
 
     def _member(self, place: int) -> int:

@@ -59,7 +59,7 @@ def operations(x: npt.NDArray[np.float64]) -> None:
     received: npt.NDArray[np.float64] = dist.recv(src=0, tag=3)
     assert_type(dist.recv(src=dist.ANY_SOURCE, return_source=True), Any)
     assert_type(dist.sendrecv(received, dst=1, src=None), Any)
-    dist.send(received, None)
+    dist.send(received, dist.PROC_NULL)
     dist.broadcast(received, src=0)
     work: dist.Work = dist.isend(x, 1)
     assert_type(work.wait(timeout=1.0), bool)
@@ -73,7 +73,7 @@ def operations(x: npt.NDArray[np.float64]) -> None:
         assert_type(lock.abandoned, tuple[int, ...])
     grid = dist.grid((0, 0), periodic=True)
     assert_type(grid, dist.CartesianGrid)
-    assert_type(grid.shift(0), tuple[int | None, int | None])
+    assert_type(grid.shift(0), tuple[int, int])
     assert_type(dist.maxloc(dist.scan(x)), Any)
 
 

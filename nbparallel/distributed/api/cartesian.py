@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, untraced
-from nbparallel.distributed.arguments import check_rank
+from nbparallel.distributed.arguments import PROC_NULL, check_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,19 @@ class CartesianGrid:
         """
         return _place(check_rank(rank, "rank", self.ranks), self.dims)
 
-    def rank_at(self, coordinates: Sequence[int]) -> int | None:
-        """Return the rank at a place; None beyond the edge of an axis that is not periodic."""
+    def rank_at(self, coordinates: Sequence[int]) -> int:
+        """Return the rank at a place; `PROC_NULL` beyond the edge of an axis that is not periodic."""
         found = _ints(coordinates, "coordinates")
         if len(found) != len(self.dims):
             raise ValueError(f"coordinates must be {len(self.dims)} numbers, one for each axis, not {found}")
         index = 0
         for i, size, periodic in zip(found, self.dims, self.periodic, strict=True):
             if not (periodic or 0 <= i < size):
-                return None
+                return PROC_NULL
             index = index * size + i % size
         return self.ranks[index]
 
-    def shift(self, axis: int, displacement: int = 1) -> tuple[int | None, int | None]:
+    def shift(self, axis: int, displacement: int = 1) -> tuple[int, int]:
         """Return the rank from which this one receives, and that to which it sends, in a shift along an axis.
 
         Parameters
@@ -72,19 +72,19 @@ class CartesianGrid:
 
         Returns
         -------
-        source, destination : int or None
-            None beyond the edge of an axis that is not periodic.
+        source, destination : int
+            `PROC_NULL` beyond the edge of an axis that is not periodic.
 
         Notes
         -----
-        ``MPI_Cart_shift``, with None for ``MPI_PROC_NULL``.
+        ``MPI_Cart_shift``.
         """
         (which,), (steps,) = _ints((axis,), "axis"), _ints((displacement,), "displacement")
         if not -len(self.dims) <= which < len(self.dims):
             raise ValueError(f"axis={which}: the grid has the axes 0-{len(self.dims) - 1}")
         which %= len(self.dims)
 
-        def moved(by: int) -> int | None:
+        def moved(by: int) -> int:
             place = list(self.coordinates)
             place[which] += by
             return self.rank_at(place)

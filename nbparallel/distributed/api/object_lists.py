@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase
-from nbparallel.distributed.arguments import ANY_SOURCE, MISSING
+from nbparallel.distributed.arguments import PROC_NULL
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import ALL_GATHER, GATHER, SCATTER
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
@@ -93,7 +93,7 @@ class ObjectLists(OperationBase):
     def send_object_list(
         self,
         object_list: list[Any],
-        dst: int | None = MISSING,
+        dst: int | None = None,
         group: GroupLike = None,
         device: object = None,
         group_dst: int | None = None,
@@ -107,12 +107,12 @@ class ObjectLists(OperationBase):
     def recv_object_list(
         self,
         object_list: list[Any],
-        src: int | None = ANY_SOURCE,
+        src: int | None = None,
         group: GroupLike = None,
         device: object = None,
         group_src: int | None = None,
         use_batch: bool = False,
-    ) -> int | None:
+    ) -> int:
         """Replace the elements of a list by those of the list that was sent; return the sender.
 
         Raises
@@ -123,8 +123,8 @@ class ObjectLists(OperationBase):
         if not isinstance(object_list, list):
             raise TypeError(f"recv_object_list fills a list, not {type(object_list).__name__}")
         value, source = self.recv(None, src, group, 0, group_src, return_source=True)
-        if source is None:
-            return None
+        if source == PROC_NULL:
+            return PROC_NULL
         if not isinstance(value, list) or len(value) != len(object_list):
             sent = f"a list of {len(value)}" if isinstance(value, list) else type(value).__name__
             raise ValueError(

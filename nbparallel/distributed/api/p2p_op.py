@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel.distributed.api.operation_base import GroupLike
-from nbparallel.distributed.arguments import MISSING
 
 
 class P2POp:
@@ -18,24 +17,24 @@ class P2POp:
         `isend` or `irecv`.
     tensor : array or value
         Sent, or the array to fill.
-    peer : int or None
-        The other rank; or `group_peer`, its place in the group.  None: nothing is sent or received.
+    peer : int
+        The other rank; or `group_peer`, its place in the group.  `PROC_NULL`: nothing is sent or received.
     """
 
     def __init__(
         self,
         op: Callable[..., Any],
         tensor: Any,
-        peer: int | None = MISSING,
+        peer: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
         if getattr(op, "__name__", "") not in ("isend", "irecv"):
             raise ValueError(f"op must be isend or irecv, not {op!r}")
-        if peer is MISSING and group_peer is None:
+        if peer is None and group_peer is None:
             raise ValueError("P2POp needs either peer or group_peer")
-        if isinstance(peer, int) and group_peer is not None:
+        if peer is not None and group_peer is not None:
             raise ValueError("peer and group_peer both name a rank: pass one of them")
         self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
         self.group_peer = group_peer

@@ -11,8 +11,7 @@ import numpy as np
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, predefined, untraced
 from nbparallel.distributed.api.p2p_op import P2POp
 from nbparallel.distributed.arguments import (
-    ANY_SOURCE,
-    MISSING,
+    PROC_NULL,
     check_buffer,
     check_output,
     check_tag,
@@ -33,7 +32,7 @@ class PointToPoint(OperationBase):
     def send(
         self,
         tensor: Any,
-        dst: int | None = MISSING,
+        dst: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
         group_dst: int | None = None,
@@ -50,8 +49,8 @@ class PointToPoint(OperationBase):
         ----------
         tensor : array, tensor, number or any picklable object
             Shared arrays inside an object travel by handle, as the same memory.
-        dst : int or None
-            May be this rank itself.  None, the neighbour beyond the edge of a grid: nothing is sent.
+        dst : int
+            May be this rank itself.  `PROC_NULL`, the neighbour beyond the edge of a grid: nothing is sent.
         group : Group, optional
             Only a `recv` in the same group takes it; `dst` counts in the world all the same.
         tag : int
@@ -80,7 +79,7 @@ class PointToPoint(OperationBase):
             dst = self._peer(self._group_table.world, dst, None, "dst")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
-        if dst is None:
+        if dst is PROC_NULL:
             return
         context.ready = False
         try:
@@ -101,7 +100,7 @@ class PointToPoint(OperationBase):
     def recv(
         self,
         tensor: Any = None,
-        src: int | None = ANY_SOURCE,
+        src: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
         group_src: int | None = None,
@@ -115,8 +114,8 @@ class PointToPoint(OperationBase):
         ----------
         tensor : array or tensor, optional
             Filled; dtype and shape must be those of what was sent.
-        src : int or None
-            Rank of the sender; without it, or with `ANY_SOURCE`: any rank.  None, the neighbour beyond the
+        src : int, optional
+            Rank of the sender; without it, or with None: any rank.  `PROC_NULL`, the neighbour beyond the
             edge of a grid: nothing is received, and an array stays as it is.
         group : Group, optional
             Take only what was sent in this group; `src` counts in the world all the same.
@@ -178,7 +177,7 @@ class PointToPoint(OperationBase):
         tag: int,
         group_src: int | None,
         timeout: float | datetime.timedelta | None,
-    ) -> tuple[Any, int | None]:
+    ) -> tuple[Any, int]:
         context = self._context
         word = 0
         sources: Sequence[int] = ()
@@ -187,15 +186,14 @@ class PointToPoint(OperationBase):
             state = self._message_group(group)
             word, sources = state.word, state.ranks
         buffer = check_buffer(tensor, src, tag) if tensor is not None else None
-        anywhere = src is ANY_SOURCE and group_src is None
-        if anywhere:
-            src = None
+        if src is None and group_src is None:
+            pass  # any source
         elif group_src is not None or type(src) is not int or word or not self._first <= src < self._behind:
             src = self._peer(state, src, group_src, "src")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
-        if src is None and not anywhere:
-            return tensor, None
+        if src is PROC_NULL:
+            return tensor, PROC_NULL
         context.ready = False
         try:
             limit = None if timeout is None else deadline(timeout)
@@ -206,12 +204,11 @@ class PointToPoint(OperationBase):
             raise
         return found
 
-    def _peer(self, state: GroupState, rank: Any, group_rank: int | None, name: str) -> int | None:
-        """Return the other rank of a message, which the caller named; None: the one beyond an edge."""
-        if rank is None and group_rank is None:
-            return None
-        named = None if rank is MISSING or rank is ANY_SOURCE else rank
-        other = state.ranks[state.group_rank(named, group_rank, name)]
+    def _peer(self, state: GroupState, rank: Any, group_rank: int | None, name: str) -> int:
+        """Return the other rank of a message, which the caller named."""
+        if isinstance(rank, int | np.integer) and rank == PROC_NULL and group_rank is None:
+            return PROC_NULL
+        other = state.ranks[state.group_rank(rank, group_rank, name)]
         if (hosts := self._context.peers.hosts) and (others := elsewhere(hosts, [other])):
             raise boundary_error(hosts, others, f"a message with {name}={other} that is sent or received")
         return other
@@ -220,8 +217,8 @@ class PointToPoint(OperationBase):
     def sendrecv(
         self,
         tensor: Any,
-        dst: int | None = MISSING,
-        src: int | None = ANY_SOURCE,
+        dst: int | None = None,
+        src: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
         *,
@@ -237,8 +234,8 @@ class PointToPoint(OperationBase):
         ----------
         tensor : array, number or any picklable object
             Sent to `dst`.
-        dst, src : int or None
-            The receiver, and the rank to receive from, by default any.  None: that half is left out.
+        dst, src : int
+            The receiver, and the rank to receive from, by default any.  `PROC_NULL`: that half is left out.
         group : Group, optional
             Of both messages; `dst` and `src` count in the world all the same.
         tag, recv_tag : int
@@ -264,7 +261,7 @@ class PointToPoint(OperationBase):
         """
         state = self._message_group(group)
         receiver = self._peer(state, dst, None, "dst")
-        sender = src if src is ANY_SOURCE else self._peer(state, src, None, "src")
+        sender = None if src is None else self._peer(state, src, None, "src")
         tag = check_tag(tag)
         expected = tag if recv_tag is None else check_tag(recv_tag, "recv_tag")
         if output is not None:
@@ -279,7 +276,7 @@ class PointToPoint(OperationBase):
     def isend(
         self,
         tensor: Any,
-        dst: int | None = MISSING,
+        dst: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
         group_dst: int | None = None,
@@ -297,7 +294,7 @@ class PointToPoint(OperationBase):
         finally:
             self._sender.strict = strict
         work = Work("isend", self._context.call_site)
-        if not strict or (dst is None and group_dst is None):
+        if not strict or (dst == PROC_NULL and group_dst is None):
             work.ticket.waited = True  # it is completed: nothing is lost if `wait` is never called
             work.finish()
             return work
@@ -309,7 +306,7 @@ class PointToPoint(OperationBase):
     def irecv(
         self,
         tensor: Any = None,
-        src: int | None = ANY_SOURCE,
+        src: int | None = None,
         group: GroupLike = None,
         tag: int = 0,
         group_src: int | None = None,
@@ -320,17 +317,17 @@ class PointToPoint(OperationBase):
         -------
         Work
             Its `result` is the value, or `tensor`, filled; `source_rank()` the sender.  Receives are
-            served in the order in which they were begun.  With ``src=None`` it is completed immediately.
+            served in the order in which they were begun.  With `PROC_NULL` it is completed immediately.
         """
         state = self._message_group(group)
         buffer = check_buffer(tensor, src, tag) if tensor is not None else None
-        anywhere = src is ANY_SOURCE and group_src is None
-        src = None if anywhere else self._peer(state, src, group_src, "src")
+        if src is not None or group_src is not None:
+            src = self._peer(state, src, group_src, "src")
         tag = check_tag(tag)
         work = Work(receive_text("irecv", src, tag), self._context.call_site)
-        if src is None and not anywhere:
+        if src is PROC_NULL:
             work.ticket.waited = True
-            work.finish(tensor)
+            work.finish(tensor, PROC_NULL)
             return work
         receive = Receive(work, tensor, buffer, src, tag, state.word, state.ranks)
         work.begin(lambda limit, wait: self._run_step(lambda: self._receiver.push(receive, limit, wait)))

@@ -76,7 +76,10 @@ class GroupState:
             return check_group_rank(group_rank, f"group_{name}", self.ranks)
         if rank is None:
             if default is None:
-                raise TypeError(f"{name} is missing: the rank to communicate with")
+                raise TypeError(
+                    f"{name} is missing: the rank to communicate with; dist.PROC_NULL if there is none, as "
+                    "beyond the edge of a grid"
+                )
             rank = default
         return check_rank(rank, name, self.ranks, world=self.word == 0)
 

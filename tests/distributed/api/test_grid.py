@@ -23,7 +23,7 @@ def grids(dims: tuple[int, ...], periodic: tuple[bool, ...]) -> Iterator[Cartesi
 
 @pytest.mark.parametrize("dims", [(1,), (5,), (2, 3), (3, 1, 2)])
 def test_neighbours(dims: tuple[int, ...]) -> None:
-    """A shift is what numpy makes of the ranks as an array: rolled, or None where it ends."""
+    """A shift is what numpy makes of the ranks as an array: rolled, or PROC_NULL where it ends."""
     for periodic in itertools.product((False, True), repeat=len(dims)):
         for grid in grids(dims, periodic):
             everywhere = np.reshape(grid.ranks, grid.dims)
@@ -36,7 +36,7 @@ def test_neighbours(dims: tuple[int, ...]) -> None:
                     place = grid.coordinates[axis] + by
                     rolled = int(np.roll(everywhere, -by, axis)[grid.coordinates])
                     inside = periodic[axis] or 0 <= place < dims[axis]
-                    assert found == (rolled if inside else None)
+                    assert found == (rolled if inside else dist.PROC_NULL)
                 assert grid.shift(axis - len(dims), steps) == (source, destination)
 
 
@@ -78,7 +78,7 @@ def test_ranks_of_a_session_and_of_a_group(ranks: Any) -> None:
         group = dist.split(0, key=-c.rank)
         backwards = dist.grid(4, group=group)
         assert backwards.coordinates == (3 - c.rank,)
-        assert backwards.shift(0)[1] == (c.rank - 1 if c.rank else None)
+        assert backwards.shift(0)[1] == (c.rank - 1 if c.rank else dist.PROC_NULL)
         some = dist.new_group([1, 3])
         if c.rank in (1, 3):
             assert dist.grid(2, True, some).shift(0) == (4 - c.rank, 4 - c.rank)

@@ -1,7 +1,9 @@
-"""sendrecv, receives that name their source, and None as the rank beyond the edge of a grid."""
+"""sendrecv, receives that name their source, and PROC_NULL as the rank beyond the edge of a grid."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -38,28 +40,37 @@ def test_rings(ranks: Any, n: int, strict: bool) -> None:
 
 
 def test_the_edge_of_a_grid(ranks: Any) -> None:
-    """With None for a rank nothing is sent, nothing received, and an array stays as it is."""
+    """With PROC_NULL for a rank nothing is sent, nothing received, and an array stays as it is."""
     n = 3
 
     def work(c: Communicator) -> None:
-        up, down = c.rank - 1 if c.rank else None, c.rank + 1 if c.rank < n - 1 else None
+        up, down = dist.grid(n).shift(0)
+        assert (up is dist.PROC_NULL, down is dist.PROC_NULL) == (c.rank == 0, c.rank == n - 1)
         u = np.full((4, 5), float(c.rank))
         u[0] = u[-1] = -1.0
         assert c.sendrecv(u[1], up, down, output=u[-1]) is not None
         c.send(u[-2], down)
         assert c.recv(u[0], up) == up
-        assert (u[0, 0], u[-1, 0]) == (-1.0 if up is None else up, -1.0 if down is None else down)
+        assert (u[0, 0], u[-1, 0]) == (max(up, -1), max(down, -1))
         ops = [P2POp(dist.isend, c.rank, up), P2POp(dist.irecv, None, down)]
-        assert [w.result() for w in c.batch_isend_irecv(ops)] == [None, down]
+        assert [w.result() for w in c.batch_isend_irecv(ops)] == [None, None if down < 0 else down]
         assert c.batch_isend_irecv([]) == []
         buffer = np.ones(2)
-        got = c.irecv(buffer, None)
+        nowhere = dist.PROC_NULL
+        got = c.irecv(buffer, nowhere)
         assert got.is_completed()
-        assert (got.result() is buffer, got.source_rank()) == (True, -1)
-        assert c.isend(1, None).wait()
-        assert (c.recv(src=None), c.recv(buffer, src=None)) == (None, None)
-        assert c.recv(src=None, return_source=True) == (None, None)
-        assert c.sendrecv(1, None, None) is None
+        assert (got.result() is buffer, got.source_rank()) == (True, nowhere)
+        assert c.isend(1, nowhere).wait()
+        c.strict_sync(True)
+        c.send(1, nowhere)
+        assert c.isend(1, nowhere).wait()
+        c.strict_sync(False)
+        assert (c.recv(src=nowhere), c.recv(buffer, src=nowhere)) == (None, nowhere)
+        assert c.recv(src=nowhere, group=c.new_group(range(n)), return_source=True) == (None, nowhere)
+        assert c.sendrecv(1, nowhere, nowhere) is None
+        objects = [c.rank]
+        c.send_object_list(objects, nowhere)
+        assert (c.recv_object_list(objects, nowhere), objects) == (nowhere, [c.rank])
         assert buffer.tolist() == [1.0, 1.0]
         c.barrier()
         c.end_cell(None)
@@ -68,8 +79,27 @@ def test_the_edge_of_a_grid(ranks: Any) -> None:
     ranks(n, work)
 
 
+def test_the_rank_that_does_not_exist_travels(ranks: Any) -> None:
+    """PROC_NULL is itself after a pickle, a copy and in numpy, and no other negative number is it."""
+    null = dist.PROC_NULL
+    assert pickle.loads(pickle.dumps(null)) is null
+    assert copy.deepcopy([null])[0] is null
+    assert (repr(null), f"{null}", str([null])) == ("PROC_NULL", "PROC_NULL", "[PROC_NULL]")
+
+    def work(c: Communicator) -> None:
+        assert c.recv(src=np.array([null])[0], return_source=True) == (None, null)
+        for wrong in (-1, -2, null + 1, null - 1):
+            with pytest.raises(ValueError, match=f"src={wrong}: there is no such rank"):
+                c.recv(src=wrong)
+        for send in (c.send, c.isend, c.sendrecv, lambda x: c.send_object_list([x])):
+            with pytest.raises(TypeError, match=r"dst is missing.*dist\.PROC_NULL if there is none"):
+                send(1)
+
+    ranks(1, work)
+
+
 def test_a_receive_names_its_source(ranks: Any) -> None:
-    """From any rank: value and source; ANY_SOURCE says what leaving `src` out does."""
+    """From any rank, with None for `src` or without it, as in torch: value and source."""
 
     def work(c: Communicator) -> None:
         for tag in range(4):
@@ -78,7 +108,7 @@ def test_a_receive_names_its_source(ranks: Any) -> None:
         if c.rank == 0:
             everything = [(0, 0), (10, 1), (20, 2)]
             assert sorted(c.recv(return_source=True) for _ in range(3)) == everything
-            found = [c.recv(src=dist.ANY_SOURCE, tag=1, return_source=True) for _ in range(3)]
+            found = [c.recv(src=None, tag=1, return_source=True) for _ in range(3)]
             assert sorted(found) == everything
             works = [c.irecv(None, dist.ANY_SOURCE, tag=2) for _ in range(3)]
             assert sorted((w.result(), w.source_rank()) for w in works) == everything
@@ -87,7 +117,6 @@ def test_a_receive_names_its_source(ranks: Any) -> None:
         buffer = np.zeros(2)
         value, source = c.recv(buffer, c.rank, tag=4, return_source=True)
         assert (value is buffer, source) == (True, c.rank)
-        assert repr(dist.ANY_SOURCE) == "ANY_SOURCE"
 
     ranks(3, work)
 
@@ -114,6 +143,8 @@ def test_wrong_calls_send_nothing(ranks: Any) -> None:
             assert c.recv(src=0) == "sent"
         with pytest.raises(ValueError, match="pass one of them"):
             P2POp(dist.isend, 1, 0, group_peer=1)
+        with pytest.raises(ValueError, match="needs either peer or group_peer"):
+            P2POp(dist.isend, 1, None)
         assert P2POp(dist.isend, 1, None, group_peer=1).group_peer == 1
 
     ranks(2, work)
