@@ -151,8 +151,8 @@ def _shown(state: RankState, names: tuple[str, ...]) -> tuple[ShownValue | None,
 
 
 def snapshot(value: Any) -> Any:
-    """Copy a shared array: the value is that of the cell's end, not a view of it."""
-    if isinstance(value, np.ndarray) and sharing.is_shared(value):
+    """Copy a shared array or a file's: the value is that of the cell's end, not a view of it."""
+    if isinstance(value, np.ndarray) and (isinstance(value, np.memmap) or sharing.is_shared(value)):
         return value.copy()
     return value
 

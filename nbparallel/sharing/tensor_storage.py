@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nbparallel.sharing.lifecycle.segment import Location
+from nbparallel.sharing.memory.file_mapping import mapped_place
 from nbparallel.sharing.memory.mapping import Access, Root
 from nbparallel.sharing.strategies.strategy import SegmentSource
 from nbparallel.wire.units import size_text
@@ -218,25 +219,15 @@ def _open_memory(address: int) -> tuple[SegmentSource, int] | None:
 
     None if there is none that every process may write, or the system does not say.
     """
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                start, _, stop = line[: line.index(" ")].partition("-")
-                if int(start, 16) <= address < int(stop, 16):
-                    break
-            else:
-                return None
-    except OSError:
+    place = mapped_place(address)
+    if place is None or not place.shared or not place.writable:
         return None
-    _, rights, begin, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
-    if rights[1] != "w" or rights[3] != "s" or not path:
-        return None
-    fd = _descriptor(path[0], int(inode))
+    fd = _descriptor(place.path, place.inode)
     if fd is None:
         return None
     source = SegmentSource(fd, 0, MAPPED_FILES)
     source.nbytes = os.fstat(fd).st_size
-    return source, address - int(start, 16) + int(begin, 16)
+    return source, place.offset
 
 
 def _descriptor(path: str, inode: int) -> int | None:

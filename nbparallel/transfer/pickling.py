@@ -21,6 +21,7 @@ import numpy as np
 from cloudpickle import cloudpickle
 
 from nbparallel.errors import NbParallelError, UnpicklableError
+from nbparallel.sharing.memory.file_mapping import VIEWS, FileView, view_of_file
 from nbparallel.transfer import definitions
 from nbparallel.transfer.blobs import ArrayStore, ByValue, CommonCopies, shared_copy
 from nbparallel.transfer.checksum import checksum_buffer
@@ -107,6 +108,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers, store))
         self.store, self.broker, self.main_globals = store, broker, main_globals
         self.apart, self.target = apart, target
+        # what ranks send each other has the values of that moment, as an array has that is sent
+        self.maps_files = self.as_library or (broker is not None and not isinstance(store, ByValue))
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.segments: dict[int, None] = {}
         self.cells: dict[int, definitions.CellReference] = {}
@@ -122,6 +125,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         kind = type(obj)
         if kind is np.ndarray:
             return self._reduce_array(obj)
+        if kind in VIEWS and (reduced := self._reduce_file_view(obj)) is not None:
+            return reduced
         if self.reducers is not None and (reduce := self.reducers.by_class.get(kind)) is not None:
             return reduce(self, obj)
         if kind is types.FunctionType:
@@ -142,6 +147,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         handle = self.store.handle(array, broker=self.broker, writable=None)
         if handle is not None:
             return self.attach(array, handle, definitions.attach)
+        if array.base is not None and (reduced := self._reduce_file_view(array)) is not None:
+            return reduced
         if self.share_large and array.nbytes >= LARGE:
             copy, private = shared_copy(array, self.store, self.share_large)
             handle = self.store.handle(copy, broker=self.broker, writable=True)
@@ -155,6 +162,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if self.as_library and not array.flags.writeable:
             return array.copy(order="K").__reduce_ex__(5)  # the library's protocol 4 has no flag
         return NotImplemented
+
+    def _reduce_file_view(self, array: np.ndarray[Any, Any]) -> Any:
+        """Return what a `numpy.memmap`, or a view of one, is mapped again by; None: it is to be copied."""
+        view = view_of_file(array) if self.maps_files else None
+        return view and (FileView.open, (view,))
 
     def attach(self, array: np.ndarray[Any, Any], handle: ArrayHandle, rebuild: Any) -> Any:
         """Return what a shared array, or what lies over it, is rebuilt from."""
@@ -237,8 +249,9 @@ def serialise(
 def try_serialise(
     obj: Any, store: ArrayStore, main_globals: Mapping[str, Any], file: io.BytesIO
 ) -> Serialised | None:
-    """Pickle `obj` into `file` as `serialise` does with `apart`; return None if that fails."""
+    """Pickle `obj` for this process into `file`, as `serialise` with `apart`; return None if that fails."""
     pickler = _Pickler(file, store, None, main_globals, apart=True, target=None)
+    pickler.maps_files = True
     failed = _failure(pickler, obj) is not None
     return None if failed else Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
 

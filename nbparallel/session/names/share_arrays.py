@@ -334,12 +334,12 @@ def from_file_call(x: np.memmap[Any, Any]) -> str:
 
 
 def memmap_notes(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
-    """Return a line for each `numpy.memmap` that was copied: its file can be mapped by every rank instead."""
+    """Return a line for each `numpy.memmap` that was copied, as what is written there is not in its file."""
     return [
         f"{name} is a numpy.memmap and was copied for the ranks: `{name} = {from_file_call(value)}` lets "
         "them use the file itself"
         for name in sorted(names)
-        if isinstance(value := namespace.get(name), np.memmap)
+        if isinstance(value := namespace.get(name), np.memmap) and value.mode == "c"
     ]
 
 

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,116 @@ _MAP_NORESERVE = 0x4000
 """Both not in every `mmap`; the values of Linux."""
 _PLACE = _MAP_NORESERVE | (mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 _UINT8 = np.dtype(np.uint8)
+
+
+_DELETED = " (deleted)"
+"""Behind the name of a file that has none any more (proc_pid_maps(5))."""
+
+
+class MappedPlace(NamedTuple):
+    """Where an address lies in a file."""
+
+    path: str
+    """The file's name now, however it has been renamed."""
+    offset: int
+    inode: int
+    shared: bool
+    """Whether what is written there is in the file; else it is this process's own."""
+    writable: bool
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the file has no name any more."""
+        return self.path.endswith(_DELETED) and not os.path.exists(self.path)
+
+
+def mapped_place(address: int) -> MappedPlace | None:
+    """Return what is mapped at an address; None if it is no file, or the system does not say."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                start, _, stop = line[: line.index(" ")].partition("-")
+                if int(start, 16) <= address < int(stop, 16):
+                    break
+            else:
+                return None
+    except OSError:
+        return None
+    _, rights, begin, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
+    if not path:
+        return None
+    offset, name = address - int(start, 16) + int(begin, 16), path[0].replace("\\012", "\n")
+    return MappedPlace(name, offset, int(inode), rights[3] == "s", rights[1] == "w")
+
+
+VIEWS = frozenset({np.ndarray, np.memmap, np.recarray, np.matrix})
+"""Classes of arrays that are nothing but a view of their memory."""
+
+
+class FileView(NamedTuple):
+    """A `numpy.memmap`, or a view of one, as another process of this machine maps it, too."""
+
+    kind: type
+    path: str
+    identity: tuple[int, int]
+    """Device and inode: another file may have got the name."""
+    mode: str
+    offset: int
+    """Of the first byte in the file, whichever element has it."""
+    nbytes: int
+    first: int
+    """Of the first element, from there."""
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def open(self) -> Any:
+        """Return the array over the file itself."""
+        mapped: Any = np.memmap  # the stubs know no variable mode
+        whole = mapped(self.path, np.uint8, self.mode, self.offset, (self.nbytes,))
+        found = os.stat(self.path)
+        if (found.st_dev, found.st_ino) != self.identity:
+            raise FileNotFoundError(f"{self.path} is another file now than the one that was mapped")
+        array: Any = np.ndarray.__new__(self.kind, self.shape, self.dtype, whole, self.first, self.strides)
+        for name in ("_mmap", "filename", "offset", "mode") if self.kind is np.memmap else ():
+            setattr(array, name, getattr(whole, name))
+        return array
+
+
+def view_of_file(array: np.ndarray[Any, Any]) -> FileView | None:
+    """Return how another process maps what a `numpy.memmap` has mapped; None: copy it.
+
+    Raises
+    ------
+    FileNotFoundError
+        Its file has no name any more, and what another process writes would be lost.
+    """
+    base: Any = array
+    while not isinstance(base, np.memmap):
+        base = base.base
+        if not isinstance(base, np.ndarray):
+            return None
+    if array.dtype.hasobject or not array.size:
+        return None
+    address = array.__array_interface__["data"][0]
+    ways = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+    low, high = (address + sum(way for way in ways if way * sign > 0) for sign in (-1, 1))
+    place = mapped_place(low)
+    if place is None or not place.shared:
+        return None  # a copy in memory, or one that is written to without the file (mode "c")
+    writes = place.writable and array.flags.writeable
+    if place.deleted:
+        if not writes:
+            return None
+        raise FileNotFoundError(
+            f"the file of this numpy.memmap, {place.path.removesuffix(_DELETED)}, has been deleted: no "
+            "other process can map it; np.array(…) of it makes a copy that travels"
+        )
+    found = os.stat(place.path)
+    return FileView(
+        type(array), place.path, (found.st_dev, found.st_ino), "r+" if writes else "r", place.offset,
+        high - low + array.itemsize, address - low, array.dtype, array.shape, array.strides,
+    )  # fmt: skip
 
 
 def address_of(memory: mmap.mmap) -> int:

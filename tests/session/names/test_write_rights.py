@@ -53,8 +53,8 @@ def test_rights_do_not_replace_what_the_rank_assigned(pair):
 
 @pytest.mark.parametrize("suffix", [".npy", ".bin"])
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_a_memmap_points_to_from_file(pair, tmp_path, suffix, mode):
-    """Used in a cell, or named to be shared: the line has a call that maps the file itself, and works."""
+def test_a_memmap_is_the_file_itself(pair, tmp_path, suffix, mode):
+    """Ranks map the file as well; private pages are copied, and the line has a call that maps the file."""
     path = str(tmp_path / f"data{suffix}")
     if suffix == ".npy":
         np.save(path, np.arange(6.0).reshape(2, 3))
@@ -62,18 +62,23 @@ def test_a_memmap_points_to_from_file(pair, tmp_path, suffix, mode):
     else:
         np.arange(6.0).tofile(path)
         pair.notebook["m"] = np.memmap(path, "f8", mode, shape=(2, 3))
-    assert pair.run("m.sum()") == 15.0
-    (note,) = pair.notes
+    pair.notebook["part"] = pair.notebook["m"][1:].T
+    assert pair.run("part.sum(), m.sum()") == (12.0, 15.0)
     with pytest.raises(NotAnArrayError) as caught:
         pair.names.share(["m"], pair.notebook)
     call = str(caught.value).split("`m = ")[1].split("`")[0]
-    assert f"m is a numpy.memmap and was copied for the ranks: `m = {call}`" in note
     mapped = eval(call, {"nbp": nbparallel})
     assert mapped.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert mapped.flags.writeable == (mode == "r+")
-    pair.notebook["part"] = pair.notebook["m"][1:]
-    assert pair.run("part.sum()") == 12.0
-    assert "`part = nbp.from_file(…)`" in pair.notes[0]
+    if mode == "c":
+        assert f"m is a numpy.memmap and was copied for the ranks: `m = {call}`" in pair.notes[0]
+        assert "`part = nbp.from_file(…)`" in pair.notes[1]
+    else:
+        assert not pair.notes
+    if mode == "r+":
+        pair.run("part[0, 0] = 9; m[0, 0] = 8")
+        assert pair.notebook["m"].tolist() == [[8, 1, 2], [9, 4, 5]]
+        assert not pair.notes, "nothing was changed that the notebook does not see"
 
 
 @pytest.mark.parametrize(
