@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -156,13 +156,25 @@ def check_outputs(outputs: Any, size: int, operation: str, name: str) -> list[An
             f"{operation}: {name} needs one array for each of the {size} ranks, and has {len(outputs)}"
         )
     arrays = [check_output(x, operation) for x in outputs]
-    pair = overlapping_pair(arrays)
-    if pair is not None:
-        raise ValueError(
-            f"{name}[{pair[0]}] and {name}[{pair[1]}] share memory, and {operation} fills both: each needs "
-            "memory of its own"
-        )
+    check_apart({f"{name}[{i}]": x for i, x in enumerate(arrays)}, operation)
     return arrays
+
+
+def elements_of(x: Any) -> Any:
+    """Return what is equal for arrays of the same elements in the same order; None for what is no array."""
+    array = as_operand(x)
+    return None if array is None else (bounds(array), array.shape, array.strides, array.dtype)
+
+
+def check_apart(named: Mapping[str, Any], operation: str) -> None:
+    """Raise if two arrays that `operation` fills share memory; what is no array passes."""
+    arrays = {name: array for name, x in named.items() if (array := as_operand(x)) is not None}
+    pair = overlapping_pair(list(arrays.values()))
+    if pair is not None:
+        one, other = (list(arrays)[i] for i in pair)
+        raise ValueError(
+            f"{one} and {other} share memory, and {operation} fills both: each needs memory of its own"
+        )
 
 
 def _each_its_own(arrays: Sequence[AnyArray]) -> bool:

@@ -17,14 +17,14 @@ from torch.distributed.constants import default_pg_timeout
 
 from nbparallel import distributed
 from nbparallel.distributed import Communicator, Group
-from nbparallel.distributed.arguments import rows_of
+from nbparallel.distributed.arguments import overlapping_pair, rows_of
 from nbparallel.distributed.work import Work as Operation
 from nbparallel.sharing.tensors import array_of as as_array
 from nbparallel.sharing.tensors.bits import AnyArray
 from nbparallel.torch_backend.backend_work import DONE, NO_TIME, Deferred, MessageWork
 from nbparallel.torch_backend.filled_tensors import broadcast_operand, filled
 from nbparallel.torch_backend.reduce_operators import operator_of
-from nbparallel.torch_backend.repeated_elements import fill_repeated, is_repeated
+from nbparallel.torch_backend.repeated_elements import fill_repeated
 from nbparallel.torch_backend.sparse_sum import sum_sparse
 
 Tensors = Sequence[Any]
@@ -126,16 +126,23 @@ class BackendGroup(ProcessGroup):
         """Combine each tensor of all members in place."""
         operator, group = operator_of(opts.reduceOp), self.group
         values = [x if x.is_sparse else filled(x, "all_reduce", repeated=True) for x in tensors]
+        tied = overlapping_pair([value for value in values if isinstance(value, np.ndarray)]) is not None
 
         def run(communicator: Communicator, options: Options) -> None:
-            for value, tensor in zip(values, tensors, strict=True):
-                if not isinstance(value, np.ndarray):
-                    sum_sparse(communicator, value, operator, {"group": group, **options})
-                elif value.flags.writeable or not is_repeated(value):
-                    communicator.all_reduce(value, operator, group, **options)
-                else:
-                    total = value.copy()
+            # of tied weights each is read before one is written, as gloo does
+            totals = [
+                x.copy() if isinstance(x, np.ndarray) and (tied or not x.flags.writeable) else x
+                for x in values
+            ]
+            for total in totals:
+                if isinstance(total, np.ndarray):
                     communicator.all_reduce(total, operator, group, **options)
+                else:
+                    sum_sparse(communicator, total, operator, {"group": group, **options})
+            for tensor, value, total in zip(tensors, values, totals, strict=True):
+                if total is not value and value.flags.writeable:
+                    value[...] = total
+                elif total is not value:
                     fill_repeated(tensor, value, total)
 
         return self._call(run, tensors, opts)
@@ -170,7 +177,9 @@ class BackendGroup(ProcessGroup):
         values: list[Any] = []
         for output, whole in zip(outputs, inputs, strict=True):
             rows = _rows(as_array(whole), output, self.size(), "reduce_scatter")
-            values.append(rows.reshape(-1, *rows.shape[2:]) if rows.ndim > 1 else _each(rows))
+            values.append(
+                rows.reshape(len(rows) * rows.shape[1], *rows.shape[2:]) if rows.ndim > 1 else _each(rows)
+            )
         return self._reduce_scatter(outputs, values, opts)
 
     _reduce_scatter_base = reduce_scatter_single

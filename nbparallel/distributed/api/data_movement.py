@@ -16,6 +16,7 @@ from nbparallel.distributed.api.operation_base import (
 )
 from nbparallel.distributed.arguments import (
     MISSING,
+    check_apart,
     check_list,
     check_output,
     deadline,
@@ -177,6 +178,8 @@ class DataMovement(OperationBase):
                     f"{name}: a list to fill has {len(outputs)} arrays, and each rank brings "
                     f"{len(input_tensor_list)}"
                 )
+        places = ((r, i) for r in range(len(output_tensor_lists)) for i in range(len(input_tensor_list)))
+        check_apart({f"output_tensor_lists[{r}][{i}]": output_tensor_lists[r][i] for r, i in places}, name)
         rows = [[outputs[i] for outputs in output_tensor_lists] for i in range(len(input_tensor_list))]
         found = [
             self.all_gather(row, x, group, async_op) for row, x in zip(rows, input_tensor_list, strict=True)

@@ -16,9 +16,11 @@ from nbparallel.distributed.api.operation_base import (
 )
 from nbparallel.distributed.arguments import (
     MISSING,
+    check_apart,
     check_list,
     check_output,
     deadline,
+    elements_of,
     equal_parts,
     parts_of,
     value_and_outputs,
@@ -131,15 +133,24 @@ class Reductions(OperationBase):
         ----------
         tensors : list of arrays or numbers
             Arrays are reduced in place, one after the other: if ranks differ in one, those before it are
-            reduced already.
+            reduced already.  An array that is listed twice, as tied weights are, is reduced once.
 
         Returns
         -------
         list or Work
             The results; with `async_op` one `Work` for all.
+
+        Raises
+        ------
+        ValueError
+            Two arrays share memory in part; nothing was reduced.
         """
         check_list(tensors, "all_reduce_coalesced", "values")
-        found = [self.all_reduce(x, op, group, async_op) for x in tensors]
+        firsts: dict[Any, int] = {}
+        first = [firsts.setdefault(elements_of(x) or i, i) for i, x in enumerate(tensors)]
+        check_apart({f"tensors[{i}]": tensors[i] for i in firsts.values()}, "all_reduce_coalesced")
+        once = {i: self.all_reduce(tensors[i], op, group, async_op) for i in firsts.values()}
+        found = [once[i] for i in first]
         return self._combine(found, "all_reduce_coalesced") if async_op else found
 
     @predefined

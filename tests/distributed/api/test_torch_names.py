@@ -59,7 +59,7 @@ def test_sub_groups(ranks: Any) -> None:
 
 
 def test_coalesced(ranks: Any) -> None:
-    """Each array as by an operation of its own; one work stands for all, and brings the error of any."""
+    """Each array as by an operation of its own, also one that is listed twice; one work stands for all."""
 
     def work(c: Communicator) -> None:
         x, y = np.full(3, c.rank), np.full((2, 2), c.rank + 0.5)
@@ -72,6 +72,19 @@ def test_coalesced(ranks: Any) -> None:
         assert (x == 2).all()
         assert (y == 3).all()
         assert pending.result()[2] == 1
+        tied, whole = np.full(2, c.rank + 1), np.full(4, c.rank + 1)
+        for async_op in (False, True):
+            found = dist.all_reduce_coalesced(
+                [tied, tied[:], c.rank, whole[::2], whole[1::2]], async_op=async_op
+            )
+            assert [list(x) for x in (found.result() if async_op else found)[:2]] == [list(tied)] * 2
+            assert tied.tolist() == [3 * 2**async_op] * 2
+            assert whole.tolist() == [3 * 2**async_op] * 4
+            with pytest.raises(ValueError, match=r"tensors\[1\] and tensors\[3\] share memory"):
+                dist.all_reduce_coalesced([tied, whole[1:], tied, whole], async_op=async_op)
+            with pytest.raises(ValueError, match=r"lists\[0\]\[0\] and .*lists\[1\]\[1\] share memory"):
+                dist.all_gather_coalesced([[tied, whole], [np.ones(2), tied]], [tied, tied], None, async_op)
+        assert whole.tolist() == [6] * 4
         outputs = [[np.zeros(1), np.zeros(2)] for _ in range(2)]
         assert (
             dist.all_gather_coalesced(outputs, [np.full(1, 1.0 * c.rank), np.full(2, 10.0 * c.rank)])

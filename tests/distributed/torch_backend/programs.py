@@ -102,6 +102,8 @@ def matrix(dtypes, shapes, members, modes):
 '''
 
 MESSAGES = """
+import torch.distributed._functional_collectives as functional
+
 rank, size = td.get_rank(), td.get_world_size()
 seen = []
 right, left = (rank + 1) % size, (rank - 1) % size
@@ -156,6 +158,21 @@ with td._coalescing_manager():
     for tensor in tensors:
         td.all_reduce(tensor)
 seen.append([tensor.tolist() for tensor in tensors])
+for asynchronous in (False, True):
+    tied, whole = torch.full((2,), rank + 1.0), torch.arange(6.0) + rank
+    for tensors in ([tied, tied], [tied, torch.ones(1), tied], [whole[:4], whole[2:]], [whole, whole[1::2]]):
+        work = td.all_reduce_coalesced(tensors, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
+        seen.append([tensor.tolist() for tensor in tensors])
+for shape in ((1, 0), (0,), (0, 3), (2, 0, 3)):
+    part, empty = torch.zeros(shape), torch.zeros(size * shape[0], *shape[1:])
+    td.reduce_scatter_tensor(part, empty)
+    td.all_gather_into_tensor(empty, part)
+    world = td.group.WORLD
+    found = functional.reduce_scatter_tensor(empty, "sum", 0, world)
+    several = functional.reduce_scatter_tensor_coalesced([empty] * 2, "sum", [0, 0], world)
+    seen.append([tuple(found.shape), *(tuple(x.shape) for x in several)])
 td.barrier()
 td.monitored_barrier()
 seen
