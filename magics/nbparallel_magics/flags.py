@@ -58,6 +58,11 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
         help="while --async cells run: wait for them, or with --async run after them, with the names as they "
         "are now",
     )
+    add(
+        "--check-races",
+        action="store_true",
+        help="name data races on shared arrays: what two ranks touched with nothing to order them; slower",
+    )
     return parser
 
 
@@ -74,11 +79,6 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         "--output",
         choices=("rank", "stream"),
         help="rank: in rank order when the cell has ended; stream: as it comes",
-    )
-    add(
-        "--check-races",
-        action="store_true",
-        help="name data races on shared arrays: what two ranks touched with nothing to order them; slower",
     )
     add("--local", action="store_true", help="run the cell in the notebook too, first")
     add(
@@ -238,6 +238,12 @@ TRACEBACK = MagicParser(
     "%parallel_tb -r 2",
 )
 TRACEBACK.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only of these ranks")
+RACES = MagicParser(
+    "%parallel_races",
+    "Show again what --check-races has found in the last cell, and return it: its `races` are empty without\n"
+    "a race.  It is an error if that cell was not checked.",
+    "report = %parallel_races\nassert not report.races, report",
+)
 TIMELINE = MagicParser(
     "%parallel_timeline",
     "Show what each rank did when in the last cell: computing, waiting (and for which rank), moving data.\n"

@@ -27,6 +27,7 @@ from nbparallel_magics.views.status import StatusView
 from nbparallel_magics.views.who import WhoView
 
 if TYPE_CHECKING:
+    from nbparallel.distributed.races.comparison import RaceReport
     from nbparallel.session import CellResult, Session
     from nbparallel_magics.background import BackgroundCell
 
@@ -200,6 +201,15 @@ class ParallelMagics(Magics):
 
         chosen, session = self.state.configuration, self.state.running_session()
         display(examine(chosen.start_method, read_in_place=chosen.read_in_place, session=session))
+
+    @line_magic
+    @documented_by(flags.RACES)
+    def parallel_races(self, line: str) -> RaceReport:
+        flags.RACES.parse_line(line)
+        report = self.state.races.last
+        if report is None:
+            flags.RACES.error("the last cell on ranks was not checked for data races: give it --check-races")
+        return report
 
     @line_magic
     @documented_by(flags.TIMELINE)

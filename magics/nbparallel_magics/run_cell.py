@@ -19,7 +19,7 @@ from nbparallel_magics.background import (
     wait_for_turn,
 )
 from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
-from nbparallel_magics.output import drawn, race_display
+from nbparallel_magics.output import drawn
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
@@ -119,6 +119,7 @@ def _run_on_ranks(
     session.keep_messages = state.configuration.keep_messages
     session.read_in_place = state.configuration.read_in_place
     sink = _output(state, options)
+    state.races.last = None
     wanted: dict[str, Any] = {
         "ranks": ranks,
         "namespace": shell.user_ns,
@@ -151,7 +152,7 @@ def _run_on_ranks(
                 sink.finish()  # the picture stands below it
             drawn.show_of_error(error)
         if "check_races" in wanted:
-            race_display.show_of_error(error, sink)
+            state.races.show_of_error(error, sink)
         raise
     except BaseException as error:
         if any(note.startswith(RANKS_INTERRUPTED) for note in getattr(error, "__notes__", ())):
@@ -163,7 +164,7 @@ def _run_on_ranks(
     if options.draw:
         drawn.show(result.drawn)
     if "check_races" in wanted:
-        race_display.show(result.race_report)
+        state.races.show(result.race_report)
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     return None
@@ -199,7 +200,7 @@ def _submit(
         if request.options.draw:
             pending.add_done_callback(drawn.when_ended(publisher_for(state.shell, state.notebook)))
         if wanted.get("check_races"):
-            pending.add_done_callback(race_display.when_ended(publisher_for(state.shell, state.notebook)))
+            pending.add_done_callback(state.races.when_ended(publisher_for(state.shell, state.notebook)))
         if request.options.out is not None:
             state.shell.user_ns[request.options.out] = PendingValues(cell)
         state.background = cell

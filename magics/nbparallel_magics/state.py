@@ -16,6 +16,7 @@ from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.notebook_messages import NotebookOutput
 from nbparallel_magics.output.overflow import LogFolder
 from nbparallel_magics.output.publisher import is_ipykernel, publisher_for
+from nbparallel_magics.output.race_display import RaceDisplay
 from nbparallel_magics.prestart import PrestartedSupervisor
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class ExtensionState:
         """Failures of the last cell that failed, the root cause first; or where ranks were interrupted."""
         self.failures_hosts: Mapping[str, range] = {}
         """The ranks of each host then, if there were several."""
+        self.races = RaceDisplay()
+        """The last cell's report of ``--check-races``."""
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
         self.panel: Panel | None = None

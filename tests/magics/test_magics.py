@@ -132,6 +132,7 @@ def test_rank_cell(notebook: Any) -> None:
         ("%parallel_restart", "no ranks are running"),
         ("%parallel_stop now", "unexpected 'now'"),
         ("%parallel_tb", "no cell has failed"),
+        ("%parallel_races", "the last cell on ranks was not checked for data races"),
         ("%share", "which arrays?"),
         ("%sharing_strategy nothing", "available: file_descriptor, file_system"),
         ("%sharing_strategy mmap directory", "options are written name=value"),

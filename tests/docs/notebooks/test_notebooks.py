@@ -201,6 +201,25 @@ def test_a_planned_mistake_is_the_planned_one(source: str, raises: str, status: 
 
 
 @pytest.mark.slow
+@pytest.mark.time_limit(90)
+def test_a_race_fails_the_check_of_its_lesson(tmp_path: Path) -> None:
+    """Who leaves the race of the exercise in is told so, even where no addition was lost."""
+    cells = nbformat.read(ROOT / "notebooks/02-shared-memory.ipynb", as_version=4).cells
+    start = next(i for i, cell in enumerate(cells) if "start" in tags(cell) and "# a race" in cell.source)
+    check = next(cell for cell in cells[start:] if "check" in tags(cell))
+    begin = """%load_ext nbparallel
+import nbparallel as nbp
+import numpy as np
+%config NbParallel.n = 2
+grey = np.full((2, 4), 255)
+counter = nbp.zeros(1, dtype=int)"""
+    path = _notebook(
+        tmp_path / "race.ipynb", begin, cells[start].source, check.source, raises="AssertionError"
+    )
+    demo(path, tmp_path).check()
+
+
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_files_that_a_notebook_leaves_are_found(tmp_path: Path) -> None:
     """A file beside the notebook, and a temporary one, are seen; the older ipykernel is the one that runs."""

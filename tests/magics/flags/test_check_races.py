@@ -28,6 +28,29 @@ def test_the_report_stands_below_the_cell(any_kernel: Kernel) -> None:
     assert [display["text/plain"] for display in silent.displays] == ["no race among 2 accesses"]
 
 
+@pytest.mark.by_turns
+def test_the_last_report_again(kernel: Kernel) -> None:
+    """`%parallel_races` returns the report of the last cell, also of a line and of a failed cell."""
+    kernel.run(SETUP, timeout=40)
+    found = "report = %parallel_races\nassert len(report.races) == {}, report"
+    for cell, count in (
+        ("%%parallel -n 2 --check-races\ncounter[0] += 1", 1),
+        ("%%parallel --check-races\ncounter[rank] += 1", 0),
+        ("%parallel --check-races --quiet np.add(counter, 1, out=counter)", 1),
+        ("%rank 0 --check-races counter.sum()", 0),
+        ("%%parallel --check-races\ncounter[0] = rank\n1 / 0", 1),
+    ):
+        kernel.run(cell, timeout=40)
+        again = kernel.run(found.format(count))
+        assert again.status == "ok", (cell, again.traceback)
+    assert kernel.run("%parallel_races").result.startswith("1 data race")
+    missed = kernel.run(found.format(0))
+    assert (missed.ename, "`counter[0]`: ranks 0" in missed.evalue) == ("AssertionError", True)
+    kernel.run("%parallel counter[0]")
+    unchecked = kernel.run(found.format(1))
+    assert unchecked.ename == "UsageError"
+
+
 def reports(cell: RunningCell) -> list[str]:
     """Return what the cell has displayed."""
     return [m.content["data"]["text/plain"] for m in cell.messages if m.kind == "display_data"]
