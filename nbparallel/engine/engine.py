@@ -16,6 +16,7 @@ from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, failures, tasks
 from nbparallel.engine.debugger import Breakpoints
+from nbparallel.engine.environment.settings import FollowedSettings
 from nbparallel.engine.input import InputRequests
 from nbparallel.engine.inspection import complete, inspect_namespace
 from nbparallel.engine.interrupts import Interrupts
@@ -59,7 +60,9 @@ class Engine:
         hosts = configure.hosts
         here = configure.world_size if hosts is None else len(hosts.ranks)
         self._threads = environment.ThreadLimits(configure.usable_cpus, here)
+        settings = FollowedSettings()
         shell.attach(output, configure.colors)
+        shell.after_statement = settings.settle
         shell.text_of_error = partial(failures.text_of, shell=shell)
         interrupts = Interrupts(configure.rank)
         interrupts.install()
@@ -84,7 +87,9 @@ class Engine:
             names=RankNames(shell.user_ns, sharing.current_store(), defaults=defaults.values),
             context=configure.place,
             next_context=configure.place,
+            settings=settings,
         )
+        settings.begin(configure.place.settings)
         definitions.set_main_globals(shell.user_ns, shell.user_ns_hidden)
         self._keepalive: object = None
         self._port = 0

@@ -11,6 +11,7 @@ from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.environment import Defaults, InterpreterGuard
 from nbparallel.engine.environment.edited_modules import EditedModules
+from nbparallel.engine.environment.settings import FollowedSettings
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput
@@ -45,6 +46,8 @@ class RankState:
     """Directory and path of the notebook that this rank follows."""
     next_context: WorkingContext
     """Those of the next task."""
+    settings: FollowedSettings
+    """Those of the notebook's libraries."""
     communicator: Communicator | None = None
     """That of the current epoch."""
     control: ControlView | None = None

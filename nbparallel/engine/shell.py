@@ -231,6 +231,8 @@ class RankShell(InteractiveShell):
     """Whether it is needed as text."""
     at_line: Callable[[int, int], None] = staticmethod(lambda line, last_line: None)
     """Called with the first and last line of every statement of the cell before it runs."""
+    after_statement: Callable[[], None] = staticmethod(lambda: None)
+    """Called after every statement."""
     value_text: str = ""
     """The last expression's value as text."""
     text_of_error: Callable[[BaseException], str] = staticmethod(repr)
@@ -301,6 +303,7 @@ class RankShell(InteractiveShell):
             return await super().run_code(code_obj, result, async_=async_)
         finally:
             self._result = outer
+            self.after_statement()
 
     def lines_of(self, error: BaseException, text: str) -> list[str]:
         """Return the parts of an error's traceback, in the notebook's colours; `text` is what it says."""

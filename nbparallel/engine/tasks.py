@@ -107,6 +107,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
         os._exit(0 if report.ok else 1)
     if report.failure is not None:
         follows_names = not isinstance(task, CellTask) or task.follows_names
+        _note_word(report.failure, () if uses is None else uses.in_strings)
         report.fail(failures.improve(report.failure, state, follows_names=follows_names))
     if uses is not None and hidden is not None:
         report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own, hidden)
@@ -123,6 +124,31 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
             for sentence in communicator.unreleased:
                 sys.stderr.write(f"nbparallel: {sentence}\n")
     return report.outcome()
+
+
+_MISSES_NAMES = (KeyError, NameError, ImportError, AttributeError)
+
+
+def _note_word(error: BaseException, in_strings: Sequence[str]) -> None:
+    """Note on an error, or on one that it came of, that it misses what the cell has in a string only."""
+    cause: BaseException | None = error
+    for _ in range(_DEEPEST_CAUSE):
+        if isinstance(cause, _MISSES_NAMES) and type(cause).__str__ in _PLAIN_TEXTS:
+            text = str(cause)
+            for name in in_strings:
+                if f"'{name}'" in text:
+                    error.add_note(
+                        f"{name} is a name of the notebook that this cell has in a string only: write it in "
+                        "the cell"
+                    )
+                    return
+        if cause is None or (cause := cause.__cause__ or cause.__context__) is None:
+            return
+
+
+_DEEPEST_CAUSE = 10
+_PLAIN_TEXTS = [kind.__str__ for kind in (*_MISSES_NAMES, Exception)]
+"""An error with another one's may do anything for its text."""
 
 
 def damaged_outcome(state: RankState, task: Task, error: Exception) -> Outcome:
@@ -150,6 +176,7 @@ def _follow_notebook(state: RankState, task: Task) -> tuple[str, ...]:
     before, state.context = state.context, state.next_context
     notes = environment.follow_context(before, state.context)
     notes += state.names.apply(task.updates)
+    state.settings.follow(state.context.settings)
     state.applied = task.number
     state.defaults.restore()
     if task.seed is not None:
@@ -188,6 +215,7 @@ def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskRepor
         _map_items(state, task, fds[0], report)
     elif isinstance(task, CallTask):
         function, args = _load(state, task.call)
+        state.settings.settle()
         _name_source(state, function, args)
         report.succeed(function(*args))
     elif isinstance(task, ScriptTask):
@@ -241,6 +269,7 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     words[word], words[word + 1], words[word + 2] = 0, 0, 0
     words[word] = task.number  # last: what the kernel reads with it is this task's
     function, items = _load(state, task.call)
+    state.settings.settle()
     _name_source(state, function)
     results = PieceWriter(store, state.broker, main_globals=state.variables, copy=True)
     if state.communicator is not None:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from types import CodeType
 
@@ -24,6 +24,13 @@ _FRAME_METHODS = frozenset({"query", "eval"})
 """Methods of pandas' frames to which ``@name`` in a string is a variable."""
 _AT_NAME = re.compile(r"@([A-Za-z_]\w*)")
 _EVALUATED = frozenset({"eval", "exec"})
+_BY_NAME = frozenset((
+    "__main__", "cProfile", "eval", "evaluate", "exec", "globals", "locals", "pdb", "run_line_magic", "sql",
+    "timeit", "user_ns", "vars",
+))  # fmt: skip
+"""What code mentions that looks names up in strings: they are called, imported, or libraries' methods."""
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_SCRIPT = re.compile(r"[^\s'\"]+\.py\b")
 _MOST_TEXT = 4000
 """Characters of a string that is looked at as code, at most."""
 
@@ -41,6 +48,15 @@ class CodeNames:
     """Globals that it binds or deletes."""
     mentioned: set[str] = field(default_factory=set)
     """Every name and attribute in it."""
+    words: set[str] = field(default_factory=set)
+    """Every word in its strings."""
+    scripts: set[str] = field(default_factory=set)
+    """Every file name in them that ends in ``.py``."""
+
+
+def looks_up_strings(mentioned: Set[str], words: Set[str]) -> bool:
+    """Whether code that mentions these names may take words in its strings for names."""
+    return not _BY_NAME.isdisjoint(mentioned) or "__main__" in words
 
 
 def instructions(code: CodeType) -> Iterator[tuple[int, int]]:
@@ -87,11 +103,23 @@ def _scan(code: CodeType, found: CodeNames) -> None:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             _scan(constant, found)
-        elif isinstance(constant, str) and (in_frames or evaluates):
+        elif isinstance(constant, str):
+            _scan_text(constant, found)
             if in_frames:
                 found.doubtful.update(_AT_NAME.findall(constant))
             if evaluates:
                 found.doubtful |= _names_in_text(constant)
+        elif isinstance(constant, tuple | frozenset):
+            for part in constant:
+                if isinstance(part, str):
+                    _scan_text(part, found)
+
+
+def _scan_text(text: str, found: CodeNames) -> None:
+    if len(text) <= _MOST_TEXT:
+        found.words.update(_WORD.findall(text))
+        if ".py" in text:
+            found.scripts.update(_SCRIPT.findall(text))
 
 
 def _names_in_text(text: str) -> set[str]:

@@ -55,8 +55,8 @@ class Serialised:
         """Names of the notebook that the functions inside read."""
         self.assigned = frozenset(pickler.assigned)
         """Names of the notebook that they bind (``global``)."""
-        self.mentioned = frozenset(pickler.mentioned)
-        """Every name and attribute in those functions."""
+        self.mentioned, self.words = frozenset(pickler.mentioned), frozenset(pickler.words)
+        """Every name and attribute in those functions, and every word in their strings."""
         self.files = frozenset(pickler.files)
         """Files that those functions were compiled from, as their code names them."""
         self.tensors = tuple(pickler.tensors)
@@ -117,6 +117,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.global_names: set[str] = set()
         self.assigned: set[str] = set()
         self.mentioned: set[str] = set()
+        self.words: set[str] = set()
         self.files: set[str] = set()
         self.tensors: list[Any] = []
         self.reducers = find_reducers()
@@ -189,6 +190,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.global_names |= names.reads | names.doubtful
         self.assigned |= names.stores
         self.mentioned |= names.mentioned
+        self.words |= names.words
         return definitions.reduce_function(function, None, self.cells)
 
     def _reduce_class(self, cls: type) -> Any:

@@ -36,12 +36,14 @@ _readers: dict[type[Message], Callable[[Any], tuple[Any, ...]]] = {}  # by kind 
 
 @dataclass(frozen=True, slots=True)
 class WorkingContext(Message):
-    """Where the notebook looks for files and modules."""
+    """Where the notebook looks for files and modules, and settings of its libraries."""
 
     cwd: str
     """Its working directory."""
     sys_path: tuple[str, ...]
     """Its ``sys.path``."""
+    settings: tuple[tuple[str, bytes], ...] = ()
+    """Names of modules, and what is set there, pickled: `engine.environment.settings` follows them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,3 +90,5 @@ class NameUses(NamedTuple):
     """Names of the notebook that it only assigns as ``x += 1`` does."""
     kept: tuple[str, ...] = ()
     """Names of the notebook that it reads and an earlier cell has assigned."""
+    in_strings: tuple[str, ...] = ()
+    """Names of the notebook that it has in strings only, and that were not sent."""

@@ -9,11 +9,17 @@ from typing import Any
 
 from nbparallel.errors import UnpicklableError
 from nbparallel.session.names.encoding import SharedArrays, Value, encode, encode_class, nbytes_shared
-from nbparallel.session.names.free_names import FreeNames, is_ipythons, is_ipythons_function
+from nbparallel.session.names.free_names import (
+    FreeNames,
+    is_ipythons,
+    is_ipythons_function,
+    names_of_script,
+)
 from nbparallel.session.names.share_arrays import is_array
 from nbparallel.sharing import Store
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import definitions
+from nbparallel.transfer.code_names import looks_up_strings
 from nbparallel.transfer.pickling import Serialised
 
 COSTLY_SECONDS = 0.2
@@ -39,6 +45,8 @@ class CellInputs:
         Names whose values have tensors in common, by each of them; `find_ties` fills it.
     copied : dict of str to int
         Bytes copied to move arrays; the caller fills it.
+    words : set of str
+        Words in strings of the cell and of those functions.
     seen : set of str
         Names that were looked up, whether or not the notebook has them.
     broker : SegmentBroker
@@ -55,9 +63,11 @@ class CellInputs:
         self._main: Mapping[str, Any] = {} if main is None else main.__dict__
         self._arrays: list[str] = []
         self._mentioned: set[str] = set()
+        self._by_word: set[str] = set()
         self._with_tensors: list[Value] = []
         self._queue: list[tuple[str, str | None, bool]] = []
         self.seen: set[str] = set()
+        self.words: set[str] = set()
         self.values: dict[str, Value] = {}
         self.classes: dict[str, Value] = {}
         self.assigned: set[str] = set()
@@ -80,9 +90,22 @@ class CellInputs:
             A value cannot travel; the message names it, and what uses it.
         """
         self._mentioned |= free.mentioned
+        self.words |= free.words
         self._enqueue(sorted(free.needed), None, doubtful=False)
         self._enqueue(sorted(free.doubtful), None, doubtful=True)
         modules: list[str] = []
+        self._take_queue(is_own, modules)
+        if "__main__" in self._mentioned:
+            self.words |= self._mentioned  # as ``__main__.x``
+        if looks_up_strings(self._mentioned, self.words):
+            found = self.words.union(*map(names_of_script, free.scripts)) - self.seen - free.assigned
+            self._by_word |= found
+            self._enqueue(sorted(found & self._namespace.keys()), None, doubtful=True)
+            self._take_queue(is_own, modules)
+        for name in modules:
+            self._encode(name, None)
+
+    def _take_queue(self, is_own: Callable[[str, Any], bool], modules: list[str]) -> None:
         while self._queue:
             name, user, doubtful = self._queue.pop(0)
             value = self._find(name)
@@ -94,14 +117,14 @@ class CellInputs:
                 try:
                     self._encode(name, user)
                 except UnpicklableError as error:
+                    if name in self._by_word:
+                        continue  # the cell may well not mean it, and an error about it says what to write
                     if user is None and is_own(name, value):
                         self.notes.append(f"{name} is only on ranks that assigned it: {error}")
                     elif doubtful:
                         self.notes.append(f"{name} is not on the ranks: {error}")
                     else:
                         raise
-        for name in modules:
-            self._encode(name, None)
 
     def encode_arrays(self) -> list[str]:
         """Encode the arrays that are shared; return the names of the private ones."""
@@ -170,6 +193,8 @@ class CellInputs:
         for name in names:
             if name not in self.seen and not is_ipythons(name):
                 self.seen.add(name)
+                if user in self._by_word:
+                    self._by_word.add(name)
                 if is_ipythons_function(name, self._namespace.get(name)):
                     continue
                 if name in self._namespace or (user is not None and name in self._main):
@@ -210,6 +235,7 @@ class CellInputs:
     def _follow(self, serialised: Serialised, name: str) -> None:
         """Queue the names that functions inside use; encode the classes that it refers to."""
         self._mentioned |= serialised.mentioned
+        self.words |= serialised.words
         self.assigned |= serialised.assigned
         self._enqueue(sorted(serialised.global_names), name, doubtful=False)
         for cls in serialised.classes:

@@ -172,7 +172,7 @@ class NameDelivery:
                 if (others := sorted(inputs.tied[name] - again))
             ]
             notes += memmap_notes({value.name for value in inputs.sent}, names.bindings)
-            uses = find_uses(names.free, inputs, self._assigned)
+            uses = find_uses(names.free, inputs, self._assigned, names.bindings)
             pending = {rank: kept for rank in ranks if (kept := self._ranks[rank].pending) is not None}
             accounts = *inputs.accounts(), dict(inputs.copied)
             rebound = describe_rebound(names.free, names.bindings)

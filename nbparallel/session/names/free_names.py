@@ -27,6 +27,7 @@ _OPTIONS = re.compile(r"\s*(?:-\w+(?:[= ]?\d+)?\s+)+")
 _BRACES = re.compile(r"\{([^{}]+)\}")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OWN = re.compile(r"_{1,3}|_\d+|_i+|_i\d+|_(?:dh|ih|oh|sh|exit_code)|__\w+__")
+_LONGEST_SCRIPT = 1 << 20
 _IPYTHON = frozenset({"In", "Out", "get_ipython", "exit", "quit"})
 
 
@@ -44,6 +45,10 @@ class FreeNames:
     """All names and attributes in it."""
     changed: ChangedNames
     """What it may change in place."""
+    words: frozenset[str] = frozenset()
+    """Words in its strings."""
+    scripts: frozenset[str] = frozenset()
+    """Python files that its strings name."""
 
     def with_drawn(self, names: Iterable[str]) -> FreeNames:
         """Return these names and those whose values are drawn, as if the cell looked at them first."""
@@ -94,7 +99,19 @@ def find_free_names(source: str, transform: Callable[[str], str] | None = None) 
         assigned=frozenset(assigned),
         mentioned=frozenset(total.mentioned | magics.mentioned),
         changed=find_changes(tree),
+        words=frozenset(total.words | magics.words),
+        scripts=frozenset(total.scripts),
     )
+
+
+def names_of_script(path: str) -> frozenset[str]:
+    """Return the names that a file needs which a cell runs among its own; nothing if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = find_free_names(file.read(_LONGEST_SCRIPT))
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    return found.needed | found.doubtful
 
 
 def _parse(source: str, transform: Callable[[str], str] | None) -> ast.Module:
@@ -191,6 +208,7 @@ class _Magics(ast.NodeVisitor):
         self.doubtful: set[str] = set()
         self.assigned: set[str] = set()
         self.mentioned: set[str] = set()
+        self.words: set[str] = set()
 
     def visit_Call(self, node: ast.Call) -> None:
         """Visit ``get_ipython().something("…")``, and the inside of every other call."""
@@ -226,6 +244,7 @@ class _Magics(ast.NodeVisitor):
             self.doubtful |= found.doubtful
             self.assigned |= found.assigned
             self.mentioned |= found.mentioned
+            self.words |= found.words
 
     def _take_expansions(self, text: str) -> None:
         self.doubtful.update(re.findall(r"\$\{?([A-Za-z_]\w*)", text))

@@ -26,7 +26,9 @@ SHOWN = 5
 """Names that one line lists."""
 
 
-def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUses | None:
+def find_uses(
+    free: FreeNames, inputs: CellInputs, earlier: set[str], bindings: Mapping[str, Any]
+) -> NameUses | None:
     """Return the uses of a cell with these names and values; None if there are none.
 
     `earlier` are the names that earlier cells have assigned; those of this one are added.
@@ -37,9 +39,12 @@ def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUse
     augmented = [name for name in changed.augmented if name in values]
     kept = sorted((earlier & values.keys()) - free.assigned)
     earlier |= free.assigned
-    if not (predefined or stored or called or augmented or kept):
-        return None
-    return NameUses(tuple(sorted(predefined)), tuple(stored), tuple(called), tuple(augmented), tuple(kept))
+    strings = (inputs.words & bindings.keys()) - values.keys() - free.assigned - PREDEFINED_NAMES
+    found = (
+        sorted(predefined), stored, called, augmented, kept,
+        sorted(name for name in strings if not is_ipythons(name)),
+    )  # fmt: skip
+    return NameUses(*map(tuple, found)) if any(found) else None
 
 
 def describe_rebound(free: FreeNames, bindings: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, ProtocolError
+from nbparallel.session.names.notebook_settings import current_settings
 from nbparallel.session.output import Decoder, TaskOutput
 from nbparallel.session.processes.crash_report import CrashFrames
 from nbparallel.session.processes.event_loop import EventLoop
@@ -352,17 +353,17 @@ def _unpickled(frame: Frame) -> object:
 
 
 def working_context() -> WorkingContext:
-    """Return this process's search path and working directory, the root if that was removed."""
-    return WorkingContext(_directory() or "/", _path())
+    """Return this process's settings, search path and working directory, the root if that was removed."""
+    return WorkingContext(_directory() or "/", _path(), current_settings())
 
 
 def send_working_context(handles: Iterable[RankHandle]) -> None:
-    """Send ranks this process's working directory and search path, if either has changed."""
-    directory, path = _directory(), _path()
+    """Send ranks this process's working directory, search path and settings, if one has changed."""
+    directory, path, settings = _directory(), _path(), current_settings()
     for handle in handles:
         sent = handle.sent_context
         # No process can change to a directory that was removed: a rank that is in it stays in it.
-        here = WorkingContext(directory or (sent.cwd if sent is not None else "/"), path)
+        here = WorkingContext(directory or (sent.cwd if sent is not None else "/"), path, settings)
         if sent != here:
             handle.sent_context = here
             handle.send(Kind.WORKING_CONTEXT, here)

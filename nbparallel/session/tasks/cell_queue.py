@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -156,6 +157,9 @@ class CellQueue:
             check_cell(cell, options)
             names = self._tasks.gather(cell, options, select_ranks(ranks, self._ranks.world_size))
             launch: Any = partial(self._launch, cell, ranks, options, names=names)
+            launch = partial(
+                contextvars.copy_context().run, launch
+            )  # numpy's and decimal's settings are there
             made.append(QueuedCell(self._unfinished(), self._session_lock, launch, self._finish))
 
     def _unfinished(self) -> PendingCell | None:

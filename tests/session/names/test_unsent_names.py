@@ -60,7 +60,7 @@ def test_names_of_another_namespace_stay(monkeypatch: pytest.MonkeyPatch) -> Non
     """A namespace deletes from the ranks what it had; neither a cell that was sent nor one that was not."""
     one: dict[str, Any] = {"x": 1, "gone": 2}
     other: dict[str, Any] = {"y": 3}
-    has = "sorted(globals().keys() & {'x', 'y', 'gone'})"
+    has = "sorted({'x', 'y', 'gone'} & {*dir()})"
     with Session(1) as session:
         session.run("x, gone", namespace=one)
         with monkeypatch.context() as patch:

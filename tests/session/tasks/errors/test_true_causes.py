@@ -254,6 +254,7 @@ def test_an_error_that_does_not_end_the_cell_is_shown(how: str, tmp_path: Path, 
     assert str(Path(nbparallel.__file__).parent) not in result.ranks[1].stderr
 
 
+@pytest.mark.filterwarnings("default")  # ranks have those of this process, which are errors
 def test_numpys_warnings_name_the_line_that_calls(session: Session) -> None:
     """In a cell, once for each of its lines; in a function of a module, the module's line."""
     cell = (
@@ -274,6 +275,7 @@ def test_numpys_warnings_name_the_line_that_calls(session: Session) -> None:
     assert list(session.run(ignored).values) == [[4], [4]]
 
 
+@pytest.mark.filterwarnings("default")  # ranks have those of this process, which are errors
 def test_functions_of_modules_have_their_file_and_line(tmp_path: Path, session: Session) -> None:
     """Where no cell runs: in time-outs, deadlocks, works that were not waited for, and warnings."""
     (tmp_path / "nbp_steps.py").write_text(

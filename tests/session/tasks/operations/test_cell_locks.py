@@ -80,6 +80,7 @@ def test_it_outlasts_epochs_in_which_no_rank_asks(session: Session) -> None:
     assert sorted(abandoned for abandoned, _ in values) == [(), (), (1,)]
 
 
+@pytest.mark.filterwarnings("default")  # ranks have those of this process, which are errors
 @pytest.mark.by_turns
 @pytest.mark.fault("F39")
 @pytest.mark.time_limit(60)

@@ -1,0 +1,187 @@
+"""Settings of this process that ranks follow, such as options of pandas: a reader for each.
+
+`nbparallel.engine.environment.settings` has for each the function that follows it.  The reference,
+"Magics", says what does not go.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+Settings = tuple[tuple[str, bytes], ...]
+"""Names of readers, and what they returned, pickled."""
+_STREAMS = ("stdout", "stderr")
+
+
+def _environment(_: Any) -> dict[str, str]:
+    data: Any = getattr(os.environ, "_data", os.environ)  # decoding it takes as long as all others together
+    return dict(data)
+
+
+def _filters(_: Any) -> list[Any]:
+    return list(warnings.filters)
+
+
+def _described_filters(filters: list[Any]) -> list[Any]:
+    """Return warning filters with names for classes: a rank does not import a library for its filter."""
+    return [
+        (action, _pattern(text), (category.__module__, category.__qualname__), _pattern(module), line)
+        for action, text, category, module, line in filters
+        if isinstance(category, type)
+    ]
+
+
+def _pattern(pattern: Any) -> Any:
+    return pattern if pattern is None or isinstance(pattern, str) else (pattern.pattern, pattern.flags)
+
+
+def _logging(logging: Any) -> Any:
+    """Return what `logging.basicConfig` sets, and the levels of loggers."""
+    root = logging.getLogger()
+    handlers = []
+    for handler in root.handlers:
+        stream = next((name for name in _STREAMS if getattr(handler, "stream", 0) is getattr(sys, name)), "")
+        if type(handler) is logging.StreamHandler and stream:
+            form = handler.formatter
+            style = None if form is None else (form._fmt, form.datefmt, _style(form, logging))
+            handlers.append((stream, handler.level, style))
+    loggers = root.manager.loggerDict.copy()
+    levels = {name: logger.level for name, logger in loggers.items() if getattr(logger, "level", 0)}
+    return root.level, root.manager.disable, handlers, levels
+
+
+def _style(form: Any, logging: Any) -> str:
+    return next((key for key, (kind, _) in logging._STYLES.items() if type(form._style) is kind), "%")
+
+
+def _numpy(numpy: Any) -> Any:
+    return numpy.geterr(), numpy.get_printoptions()
+
+
+def _decimal(decimal: Any) -> Any:
+    now = decimal.getcontext()
+    traps = [name for name, is_on in now.traps.items() if is_on]
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
+
+
+def _pandas(pandas: Any) -> dict[str, Any]:
+    return _flat(pandas.options.d, "", {})
+
+
+def _flat(options: Mapping[str, Any], above: str, found: dict[str, Any]) -> dict[str, Any]:
+    for key, value in options.items():
+        if type(value) is dict:
+            _flat(value, above + key + ".", found)
+        else:
+            found[above + key] = value
+    return found
+
+
+_OF_A_WINDOW = frozenset((
+    "backend", "backend_fallback", "interactive", "toolbar", "timezone", "tk.window_focus", "date.epoch",
+    "docstring.hardcopy", "savefig.directory", "figure.max_open_warning", "figure.raise_window",
+))  # fmt: skip
+"""What matplotlib's styles leave alone, too."""
+
+
+def _matplotlib(matplotlib: Any) -> Any:
+    options = dict(dict.items(matplotlib.rcParams))  # its own `copy` takes forty times as long
+    for key in _OF_A_WINDOW:
+        options.pop(key, None)
+    return options, _figures()
+
+
+def _figures() -> dict[str, Any]:
+    """Return how ``%matplotlib inline`` shows figures, also what is set before the first."""
+    config: Any = sys.modules.get("matplotlib_inline.config")
+    if config is None or not config.InlineBackend.initialized():
+        shells: Any = sys.modules.get("IPython")
+        shell = None if shells is None else shells.get_ipython()
+        return {} if shell is None else {**shell.config.get("InlineBackend", {})}
+    inline = config.InlineBackend.instance()
+    return {
+        "figure_formats": set(inline.figure_formats),
+        "print_figure_kwargs": dict(inline.print_figure_kwargs),
+        "close_figures": inline.close_figures,
+    }
+
+
+def _plotly(plotly: Any) -> tuple[str, Any]:
+    return plotly.renderers.default, plotly.templates.default
+
+
+def _torch(torch: Any) -> Any:
+    return torch.get_default_dtype()
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "os": _environment,
+    "warnings": _filters,
+    "logging": _logging,
+    "numpy": _numpy,
+    "decimal": _decimal,
+    "pandas": _pandas,
+    "matplotlib": _matplotlib,
+    "plotly.io": _plotly,
+    "torch": _torch,
+}
+"""By the module that has them: a process that has not loaded it has none to follow."""
+
+
+_UNREADABLE = (AttributeError, RuntimeError, TypeError, ValueError)
+"""What reading raises in a library that another thread loads or changes, or in another version of one."""
+
+
+class NotebookSettings:
+    """Settings of this process, pickled again only when they have changed."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Any] = {}
+        self._pickled: Settings = ()
+
+    def current(self) -> Settings:
+        """Return the settings as they are; the same object as before if nothing has changed."""
+        changed = {}
+        for name, read in _READERS.items():
+            if (module := sys.modules.get(name)) is None:
+                continue
+            with suppress(*_UNREADABLE):
+                value = read(module)
+                if name not in self._seen or self._seen[name] != value:
+                    self._seen[name] = changed[name] = value
+        if changed:
+            now = {**dict(self._pickled), **{name: _pickled(name, value) for name, value in changed.items()}}
+            self._pickled = tuple(now.items())
+        return self._pickled
+
+
+def _pickled(name: str, value: Any) -> bytes:
+    import cloudpickle  # here: scripts that start no ranks need none of it
+
+    if name == "warnings":
+        value = _described_filters(value)
+    elif name == "os":
+        value = {os.fsdecode(key): os.fsdecode(text) for key, text in value.items()}
+    try:
+        return bytes(cloudpickle.dumps(value, 5))
+    except Exception:  # noqa: BLE001  a formatter that holds an open file, for one
+        kept = {key: each for key, each in value.items() if _travels(each)} if isinstance(value, dict) else {}
+        return bytes(cloudpickle.dumps(kept, 5))
+
+
+def _travels(value: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value, 5)
+    except Exception:  # noqa: BLE001  whatever its own method of pickling raises
+        return False
+    return True
+
+
+current_settings = NotebookSettings().current

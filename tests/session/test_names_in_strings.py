@@ -1,0 +1,75 @@
+"""Names of the notebook that a cell has in a string only: they travel where the cell looks names up so."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from nbparallel.errors import ParallelError
+from nbparallel.session import Session
+
+USE = "def use(name): return globals()[name]"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "globals()['s']",
+        "globals().get('s')",
+        "'s' in globals() and 7",
+        "vars()['s']",
+        "locals()['s']",
+        "int('{s}'.format_map(globals()))",
+        "[globals()[name] for name in ('s', )][0]",
+        "import __main__\n__main__.s",
+        "from __main__ import s as own\nown",
+        "import timeit\ntimeit.timeit('s + 1', globals=globals(), number=1) and 7",
+        "import timeit\ntimeit.timeit('s + 1', 'from __main__ import s', number=1) and 7",
+        "import pandas as pd\nint(pd.eval('s + 1')) - 1",
+        "import cProfile, contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()):\n"
+        "    cProfile.run('t = s')\nt",
+        "get_ipython().user_ns['s']",
+        "use('s')",
+        "exec(open(path).read())\nmade",
+        "exec(open('PATH').read())\nmade",
+        "%run -i PATH\nmade",
+    ],
+)
+def test_they_travel(two_ranks: Session, tmp_path: Path, cell: str) -> None:
+    """A word in a string of such a cell or of a function, and a name in a file that it runs, is known."""
+    path = tmp_path / "uses.py"
+    path.write_text("made = s + 0\n")
+    if "open(path)" in cell:
+        cell = f"path = {str(path)!r}\n{cell}"
+    notebook = {"s": 7}
+    exec(USE, notebook)
+    notebook["use"].__module__ = "__main__"
+    assert two_ranks.run(cell.replace("PATH", str(path)), namespace=notebook).values == [7, 7]
+
+
+def test_other_strings_send_nothing(two_ranks: Session) -> None:
+    """Words that a cell prints send nothing."""
+    result = two_ranks.run("('data', s, 'data' in dir())", namespace={"data": [1], "s": 7})
+    assert result.values == [("data", 7, False)] * 2
+
+
+@pytest.mark.parametrize("cell", ["{}['s']", "globals()['lock']", "import __main__\n__main__.lock"])
+def test_an_error_about_one_says_what_to_write(two_ranks: Session, cell: str) -> None:
+    """Where it did not travel, the error ends in a line that says so."""
+    with pytest.raises(ParallelError) as caught:
+        two_ranks.run(cell, namespace={"s": 7, "lock": threading.Lock(), "rest": 1})
+    name = "s" if "'s'" in cell else "lock"
+    last = f"{name} is a name of the notebook that this cell has in a string only: write it in the cell"
+    assert str(caught.value.errors[0].__cause__).rstrip().endswith(last)
+    with pytest.raises(ParallelError) as caught:
+        two_ranks.run("{}['rest_of']", namespace={"rest": 1})
+    assert "in a string only" not in str(caught.value.errors[0].__cause__)
+
+
+def test_a_word_that_cannot_travel_hinders_no_cell(two_ranks: Session) -> None:
+    """A word is no name for sure: what cannot be sent is not, without a line."""
+    result = two_ranks.run("eval('1 + 1'), 'lock'", namespace={"lock": threading.Lock()})
+    assert result.values == [(2, "lock")] * 2
+    assert result.notes == ()

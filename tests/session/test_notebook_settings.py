@@ -1,0 +1,158 @@
+"""Settings of the notebook: ranks follow them with the next cell, and keep what cells there have set."""
+
+from __future__ import annotations
+
+import decimal
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+
+from nbparallel.session import Session
+from nbparallel.session.output import LineSink
+
+
+class OwnWarning(UserWarning):
+    """A category that ranks do not have."""
+
+
+@pytest.fixture(autouse=True)
+def settings_as_before() -> Iterator[None]:
+    """Put back what the tests set."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    with (
+        np.errstate(), np.printoptions(), decimal.localcontext(), matplotlib.rc_context(),
+        pd.option_context("display.max_rows", 60, "display.float_format", None), warnings.catch_warnings(),
+    ):  # fmt: skip
+        yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+    logging.getLogger("nbp-test").setLevel(logging.NOTSET)
+
+
+def printed(session: Session, cell: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what both ranks print to stderr."""
+    session.run(cell, sink=LineSink())
+    return capsys.readouterr().err
+
+
+def test_logging_on_ranks_is_the_notebooks(two_ranks: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    """Level, format and stream of `basicConfig` hold on ranks, and in a map; levels of loggers too."""
+    log = "import logging; logging.getLogger('nbp-test').info('it is %d', 1)"
+    assert "it is" not in printed(two_ranks, log, capsys)
+    logging.basicConfig(level=logging.INFO, format="<%(levelname)s %(message)s>", force=True)
+    assert printed(two_ranks, log, capsys).count("<INFO it is 1>") == 2
+    two_ranks.map(lambda item: logging.getLogger("nbp-test").info("item %d", item), range(2))
+    assert "<INFO item 1>" in capsys.readouterr().err
+    logging.getLogger("nbp-test").setLevel(logging.ERROR)
+    assert "it is" not in printed(two_ranks, log, capsys)
+
+
+def test_a_handler_that_a_cell_has_made_is_not_doubled(
+    two_ranks: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cell that configures logging as the notebook does has each line once."""
+    configure = "logging.basicConfig(level=logging.INFO, format='<%(message)s>', force=True)"
+    two_ranks.run(f"import logging; {configure}")
+    exec(configure)
+    assert printed(two_ranks, "logging.info('once')", capsys).count("<once>") == 2
+
+
+def test_options_of_libraries_are_the_notebooks(two_ranks: Session) -> None:
+    """numpy's, decimal's, pandas' and matplotlib's settings hold from the next statement on."""
+    two_ranks.run("pass")
+    np.seterr(divide="raise")
+    np.set_printoptions(precision=2)
+    decimal.getcontext().prec = 5
+    pd.set_option("display.max_rows", 4)
+    pd.set_option("display.float_format", lambda x: f"<{x:.1f}>")
+    matplotlib.rcParams["figure.figsize"] = (2, 1)
+    result = two_ranks.run(
+        "import decimal, matplotlib, numpy as np, pandas as pd\n"
+        "(np.geterr()['divide'], str(np.array([1.2345])), str(decimal.Decimal(1) / 3),\n"
+        " pd.get_option('display.max_rows'), '<1.2>' in repr(pd.Series([1.23])),\n"
+        " tuple(matplotlib.rcParams['figure.figsize']))"
+    )
+    assert result.values == [("raise", "[1.23]", "0.33333", 4, True, (2, 1))] * 2
+
+
+def test_default_dtype_of_torch_is_the_notebooks(two_ranks: Session) -> None:
+    """`torch.set_default_dtype` holds on ranks, too."""
+    torch = pytest.importorskip("torch")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert two_ranks.run("import torch\nstr(torch.zeros(1).dtype)").values == ["torch.float64"] * 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_filters_of_warnings_are_the_notebooks(
+    two_ranks: Session, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the notebook ignores is ignored on ranks; a filter for a class that they lack hinders nothing."""
+    warnings.simplefilter("always")
+    warnings.filterwarnings("ignore", message="foo")
+    warnings.filterwarnings("error", category=OwnWarning)
+    text = printed(two_ranks, "import warnings; warnings.warn('foo'); warnings.warn('bar')", capsys)
+    assert "foo" not in text.replace("warn('foo')", "")
+    assert text.count("UserWarning: bar") == 2
+    warnings.filterwarnings("error", message="bar")
+    caught = "try:\n    warnings.warn('bar')\nexcept UserWarning:\n    caught = True\ncaught"
+    assert two_ranks.run(caught).values == [True, True]
+
+
+def test_a_rank_keeps_what_its_cells_set(two_ranks: Session) -> None:
+    """A setting of a cell stays until the notebook changes the same one."""
+    two_ranks.run("import numpy as np, os; np.seterr(divide='raise'); os.environ['NBP_OWN'] = '1'")
+    np.set_printoptions(precision=3)
+    seen = "(np.geterr()['divide'], os.environ.get('NBP_OWN'), np.get_printoptions()['precision'])"
+    assert two_ranks.run(seen).values == [("raise", "1", 3)] * 2
+    np.seterr(divide="ignore")
+    assert two_ranks.run(seen).values == [("ignore", "1", 3)] * 2
+
+
+def test_environment_follows_but_for_the_ranks_own(
+    two_ranks: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables that are set, changed or deleted later go; what says which rank it is does not."""
+    two_ranks.run("import os")
+    monkeypatch.setenv("NBP_LATER", "1")
+    monkeypatch.setenv("RANK", "7")
+    seen = "(os.environ.get('NBP_LATER'), os.environ['RANK'])"
+    assert two_ranks.run(seen).values == [("1", "0"), ("1", "1")]
+    monkeypatch.delenv("NBP_LATER")
+    assert two_ranks.run(seen).values == [(None, "0"), (None, "1")]
+
+
+def test_a_queued_cell_has_the_settings_of_its_thread(two_ranks: Session) -> None:
+    """Numpy and decimal keep settings for each thread: a queued cell has those of the one that queued it."""
+    np.seterr(divide="raise")
+    decimal.getcontext().prec = 7
+    first = two_ranks.submit("import time; time.sleep(0.2)")
+    second = two_ranks.submit(
+        "import decimal, numpy as np; (np.geterr()['divide'], decimal.getcontext().prec)", queue=True
+    )
+    first.result()
+    assert second.result().values == [("raise", 7)] * 2
+
+
+def test_what_cannot_travel_is_left_out(two_ranks: Session, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that cannot be pickled stays here; the others go."""
+    with open(os.devnull) as file:
+        pd.set_option("display.float_format", lambda x, file=file: str(x))
+        pd.set_option("display.max_rows", 4)
+        assert two_ranks.run("import pandas as pd\npd.get_option('display.max_rows')").values == [4, 4]
+        pd.set_option("display.float_format", None)
+
+
+def test_a_notebook_without_a_library_loads_none(two_ranks: Session) -> None:
+    """Following costs no import."""
+    loaded = two_ranks.run("import sys; 'pandas' in sys.modules").values
+    assert "pandas" in sys.modules
+    assert loaded == [False, False]
