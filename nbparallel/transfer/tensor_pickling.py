@@ -124,14 +124,10 @@ def _reducers() -> TensorReducers:
 
 
 def _reduce_tensor(stream: TensorStream, tensor: Any) -> Reduced:
-    if (
-        not tensor_storage.is_dense(tensor)
-        or tensor.__dict__
-        or tensor._backward_hooks
-        or tensor.is_conj()
-        or tensor.is_neg()
-    ):
-        return NotImplemented
+    if not tensor_storage.is_dense(tensor) or tensor.__dict__ or tensor._backward_hooks:
+        # what torch registers for processes loses the scale of a quantised tensor, and attributes
+        own = not tensor.is_cpu or tensor.is_nested or tensor.layout is not sys.modules["torch"].strided
+        return NotImplemented if own else tensor.__reduce_ex__(5)
     number = len(stream.tensors)
     stream.tensors.append(tensor)
     return definitions.rebuild_tensor, (
@@ -143,15 +139,29 @@ def _reduce_tensor(stream: TensorStream, tensor: Any) -> Reduced:
         tuple(tensor.size()),
         tensor.stride(),
         tensor.requires_grad,
+        (tensor.is_conj(), tensor.is_neg()),
     )
 
 
 def _rebuild(
-    kind: Any, storage: Any, dtype: Any, offset: int, size: Any, stride: Any, requires_grad: bool
+    kind: Any,
+    storage: Any,
+    dtype: Any,
+    offset: int,
+    size: Any,
+    stride: Any,
+    requires_grad: bool,
+    signs: tuple[bool, bool],
 ) -> torch.Tensor:
+    """Return the tensor; `signs`: whether its memory holds the conjugate, or the negative, of its values."""
     import torch
 
     tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    conjugate, negative = signs
+    if conjugate:
+        tensor = tensor.conj()
+    if negative:
+        tensor = torch._neg_view(tensor)
     if kind is not torch.Tensor:
         return kind(tensor, requires_grad)
     return tensor.requires_grad_() if requires_grad else tensor

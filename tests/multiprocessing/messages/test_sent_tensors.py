@@ -128,3 +128,40 @@ def test_gradients_stay(tmp_path: Path) -> None:
         tmp_path,
         "forkserver",
     )
+
+
+@pytest.mark.slow
+def test_values_that_are_not_what_lies_in_memory(tmp_path: Path, method: str) -> None:
+    """Conjugated, negated and quantised tensors keep their values, others their attributes, in every way."""
+    # torch is about to give up quantised tensors, and says so in every process
+    quiet = "import os, warnings\nos.environ['PYTHONWARNINGS'] = 'ignore'\nwarnings.simplefilter('ignore')\n"
+    body = """
+        class Holder(torch.nn.Module):
+            def __init__(self, x):
+                super().__init__()
+                self.register_buffer("x", x)
+
+        z = torch.randn(300, 400, dtype=torch.complex64)
+        tagged = torch.ones(3)
+        tagged.tag = "mine"
+        given = [
+            z.conj(), z.mH, z.conj().imag, z[:2, :2].conj(), torch._neg_view(z), torch._neg_view(z.conj()),
+            torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 3, torch.quint8),
+            torch.quantize_per_tensor(torch.randn(1000, 1000), 0.1, 3, torch.qint8), tagged,
+        ]
+        plain = [x.dequantize() if x.is_quantized else x.resolve_conj().resolve_neg() for x in given]
+
+        def right(x, k):
+            found = x.dequantize() if x.is_quantized else x
+            return torch.equal(found, plain[k]) and vars(x) == vars(given[k])
+
+        reading, writing = ctx.Pipe(duplex=False)
+        with ctx.Pool(1) as pool, mp.Executor(1, ctx) as executor:
+            for k, x in enumerate(given):
+                assert right(ask(lambda x: x, x), k), k
+                writing.send(x)
+                assert right(reading.recv(), k), k
+                assert right(pool.apply(lambda h: h.x, (Holder(x),)), k), k
+                assert executor.submit(right, x, k).result(), k
+        """
+    run_program(quiet + TORCH + ECHO + textwrap.dedent(body) + END, tmp_path, method)
