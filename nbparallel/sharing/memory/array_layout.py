@@ -54,7 +54,7 @@ def extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> t
 def describe_dtype(dtype: np.dtype[Any]) -> Any:
     """Return a dtype as plain data, in the form of `numpy.lib.format.dtype_to_descr`.
 
-    Fields that overlap or are out of order, which that form cannot say, become the dictionary that
+    Fields that overlap, are out of order or aligned, which that form cannot say, become the dictionary that
     `numpy.dtype` takes.
 
     Raises
@@ -70,6 +70,8 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
     try:
         form: Any = describe_extension(dtype) or (dtype.str if dtype.names is None else dtype.descr)
     except ValueError:
+        form = None
+    if form is None or (dtype.names is not None and _is_aligned(dtype)):
         form = _as_dictionary(dtype)
     try:
         same = rebuild_dtype(form) == dtype
@@ -78,6 +80,12 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
     if not same:
         raise ObjectArrayError(f"dtype {dtype!r} cannot be described to another process: use a numpy dtype")
     return form
+
+
+def _is_aligned(dtype: np.dtype[Any]) -> bool:
+    """Return whether a structure, or one inside of it, lies where a C compiler puts it: equality is blind."""
+    fields: Any = dtype.fields or {}
+    return dtype.isalignedstruct or any(_is_aligned(field[0].base) for field in fields.values())
 
 
 def _as_dictionary(dtype: np.dtype[Any]) -> dict[str, Any]:
@@ -90,6 +98,8 @@ def _as_dictionary(dtype: np.dtype[Any]) -> dict[str, Any]:
         "offsets": [field[1] for field in fields],
         "itemsize": dtype.itemsize,
     }
+    if dtype.isalignedstruct:
+        form["aligned"] = True
     if any(len(field) > 2 for field in fields):
         form["titles"] = [field[2] if len(field) > 2 else None for field in fields]
     return form
@@ -187,7 +197,9 @@ def _check_form(form: Any, depth: int, left: list[int]) -> None:
 def _check_dictionary(form: dict[Any, Any], depth: int, left: list[int]) -> None:
     if not {"names", "formats", "offsets", "itemsize"} <= form.keys() <= _KEYS:
         raise InvalidHandleError("a dtype's dictionary has other keys than it should")
-    if any(type(form[key]) is not list for key in form if key != "itemsize"):
+    if form.get("aligned", True) is not True or any(
+        type(form[key]) is not list for key in form.keys() - _PLAIN
+    ):
         raise InvalidHandleError("a dtype's dictionary holds no lists")
     if not _is_size(form["itemsize"]) or not all(map(_is_size, form["offsets"])):
         raise InvalidHandleError("a dtype's size or offset is no size")
@@ -204,7 +216,8 @@ def _check_dictionary(form: dict[Any, Any], depth: int, left: list[int]) -> None
         _check_form(item, depth + 1, left)
 
 
-_KEYS = {"names", "formats", "offsets", "itemsize", "titles"}
+_KEYS = {"names", "formats", "offsets", "itemsize", "titles", "aligned"}
+_PLAIN = {"itemsize", "aligned"}
 
 
 def _is_name(name: Any) -> bool:

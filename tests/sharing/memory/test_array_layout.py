@@ -12,6 +12,8 @@ from nbparallel.sharing.memory.array_layout import describe_dtype, extent, rebui
 
 SPECIAL = [
     np.dtype([("a", "i1"), ("b", "<f8", (2, 3))], align=True),
+    np.dtype([("a", "i4"), ("b", "f4")], align=True),
+    np.dtype([("x", np.dtype([("y", "i1"), ("z", "f8")], align=True), (2,))]),
     np.dtype({"names": ["a", "b"], "formats": ["i4", "f8"], "offsets": [8, 0], "itemsize": 24}),
     np.dtype({"names": ["a", "b"], "formats": ["i4", ("f8", (2,))], "offsets": [0, 2]}),
     np.dtype([(("a title", "a"), "i4")]),
@@ -27,8 +29,10 @@ SPECIAL = [
 
 @pytest.mark.parametrize("dtype", SPECIAL, ids=str)
 def test_special_dtypes_survive_description(dtype):
-    """Nested, aligned, overlapping, titled, byte-swapped dtypes come back equal."""
-    assert rebuild_dtype(describe_dtype(dtype)) == dtype
+    """Nested, aligned, overlapping, titled, byte-swapped dtypes come back equal, and aligned as they were."""
+    back = rebuild_dtype(describe_dtype(dtype))
+    assert back == dtype
+    assert repr(back) == repr(dtype), "an equal one may lie in another way"
 
 
 @pytest.mark.slow
@@ -68,7 +72,9 @@ def test_objects_are_refused(dtype):
         {"names": ["a"], "formats": ["<i4"], "offsets": [-4], "itemsize": 8},
         {"names": ["a"], "formats": ["<i4"], "offsets": [8], "itemsize": 8},
         {"names": ["a"], "formats": ["<i4"], "offsets": [0]},
-        {"names": ["a"], "formats": ["<i4"], "offsets": [0], "itemsize": 8, "aligned": True},
+        {"names": ["a"], "formats": ["<i4"], "offsets": [0], "itemsize": 4, "aligned": 1},
+        {"names": ["a"], "formats": ["<i4"], "offsets": [2], "itemsize": 8, "aligned": True},
+        {"names": ["a"], "formats": ["<i4"], "offsets": [0], "itemsize": 8, "align": True},
         "<U9999999999",
         "<M8[1e9s]",
         np.dtype(float),
