@@ -248,6 +248,46 @@ def test_streams_are_read_once(tmp_path: Path, method: str) -> None:
     )
 
 
+@pytest.mark.by_turns
+def test_streams_that_worker_init_fn_splits(tmp_path: Path, method: str) -> None:
+    """Every worker is read, whatever tells it its part, in each epoch; all samples of each if nothing does."""
+    run(
+        """
+        class Stream:
+            def __init__(self):
+                self.first, self.step = 0, 1
+            def __iter__(self):
+                return iter(range(globals().get("first", self.first), 23, self.step))
+
+        def by_info(_):
+            info = mp.get_worker_info()
+            info.dataset.first, info.dataset.step = info.id, info.num_workers
+
+        def by_argument(number):
+            own = mp.get_worker_info().dataset
+            own.first, own.step = number, 3
+
+        def by_global(number):
+            global first
+            first = number
+            mp.get_worker_info().dataset.step = 3
+
+        for split in (by_info, by_argument, by_global):
+            for persistent in (True, False):
+                made = mp.DataLoader(Stream(), 2, num_workers=3, worker_init_fn=split, start_method=METHOD,
+                                     persistent_workers=persistent)
+                for _ in range(2):
+                    found = [n for batch in made for n in batch.tolist()]
+                    assert sorted(found) == list(range(23)), (split, found)
+        made = mp.DataLoader(Stream(), 2, num_workers=3, worker_init_fn=abs, start_method=METHOD)
+        assert sorted(n for batch in made for n in batch.tolist()) == sorted(3 * [*range(23)])
+        del made  # and with it its workers
+        """,
+        tmp_path,
+        method,
+    )
+
+
 @pytest.mark.slow
 def test_time_out_and_order(tmp_path: Path, method: str) -> None:
     """A time-out names what the workers do; without order a slow batch does not hold up the others."""

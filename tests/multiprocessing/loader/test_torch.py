@@ -81,6 +81,34 @@ assert len(list(mp.DataLoader(parts, 2, sampler=data.RandomSampler(parts)))) == 
     )
 
 
+def test_torchs_own_way_to_split_a_stream(tmp_path: Path, method: str) -> None:
+    """Its documentation's `worker_init_fn` gets a `get_worker_info`, and no sample is lost."""
+    run_program(
+        HEAD
+        + """
+class Numbers(data.IterableDataset):
+    def __init__(self, start, end):
+        self.start, self.end = start, end
+    def __iter__(self):
+        return iter(range(self.start, self.end))
+
+def worker_init_fn(worker_id):
+    info = torch.utils.data.get_worker_info()
+    start, end = info.dataset.start, info.dataset.end
+    each = -(-(end - start) // info.num_workers)
+    info.dataset.start = start + info.id * each
+    info.dataset.end = min(info.dataset.start + each, end)
+
+made = mp.DataLoader(Numbers(3, 17), num_workers=2, worker_init_fn=worker_init_fn,
+                     start_method=ctx.get_start_method())
+for _ in range(2):
+    assert sorted(batch.item() for batch in made) == list(range(3, 17))
+""",
+        tmp_path,
+        method,
+    )
+
+
 def test_torch_is_never_imported(tmp_path: Path) -> None:
     """Not by a loader, nor in its workers."""
     run_program(

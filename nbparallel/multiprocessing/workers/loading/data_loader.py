@@ -100,7 +100,8 @@ class DataLoader:
     Names and meanings are those of ``torch.utils.data.DataLoader``; torch is not needed.
 
     A dataset that can only be iterated is read by one worker, unless it asks for the worker's `id`
-    (`get_worker_info`) before its first sample: then each reads its part.
+    (`get_worker_info`) before its first sample, or there is a `worker_init_fn`: then each reads its part, or
+    everything if nothing gives it a part, as in torch.
 
     Leaving an iteration early makes the rest void: nothing of it stays in memory or goes on, but for a sample
     that is being made.  An interrupt while a batch is awaited, an ended worker and a time-out end the
@@ -195,7 +196,7 @@ class DataLoader:
             prefetch=self.prefetch_factor,
             in_order=self.in_order,
             timeout=self.timeout,
-            stream=plan.stream,
+            undecided=plan.stream and self.worker_init_fn is None,  # which may split it, as in torch
         )
 
     def close(self) -> None:

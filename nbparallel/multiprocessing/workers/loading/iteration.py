@@ -69,6 +69,8 @@ class WorkerIteration(Iterator[Any]):
         Of each batch; endless for a dataset that can only be iterated.
     prefetch : int
         Batches that each worker is ahead.
+    undecided : bool
+        Whether the first reply says if the dataset gives each worker a part, or the first one everything.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class WorkerIteration(Iterator[Any]):
         prefetch: int,
         in_order: bool,
         timeout: float,
-        stream: bool,
+        undecided: bool,
     ) -> None:
         self._group, self._epoch = group, epoch
         group.run += 1
@@ -90,9 +92,9 @@ class WorkerIteration(Iterator[Any]):
         self._active = list(group.workers)
         """Workers that may be given tasks."""
         self._ahead = prefetch * len(self._active)
-        if stream:  # by itself, until it is known whether the dataset gives each worker a part
+        if undecided:  # by itself
             self._active, self._ahead = self._active[:1], 1
-        self._prefetch, self._undecided = prefetch, stream
+        self._prefetch, self._undecided = prefetch, undecided
         self._given = 0
         """Tasks that were given."""
         self._taken = 0

@@ -148,12 +148,18 @@ def run_worker(
         _own[:] = [info]
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)  # as torch's own workers: there are as many processes as are wanted
+        _tell_torch(info)
         if assignment.worker_init_fn is not None:
             assignment.worker_init_fn(identifier)
     except Exception as error:  # noqa: BLE001  whatever the user's code raises
         worker.answer(-1, BatchReply(-1, BatchOutcome.UNUSABLE, content=failure_of(error)))
         return
     worker.work(assignment.maker, info)
+
+
+def _tell_torch(info: WorkerInfo) -> None:
+    if (torch := sys.modules.get(_TORCH)) is not None:
+        vars(torch)["_worker_info"] = info  # torch's datasets ask there
 
 
 class _Worker:
@@ -207,8 +213,7 @@ class _Worker:
                 made_for = task.run
                 info.asked = False
                 maker.begin(task.epoch, part=info._id)
-            if (torch := sys.modules.get(_TORCH)) is not None:
-                vars(torch)["_worker_info"] = info  # torch's datasets ask there
+            _tell_torch(info)
             self.answer(task.run, self._made(maker, info, task))
 
     def _made(self, maker: BatchMaker, info: WorkerInfo, task: BatchTask) -> BatchReply:
