@@ -38,6 +38,7 @@ from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.transfer.blobs import ByValue
+from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import FailureKind
 from nbparallel.wire.messages import Cause, RankFailure, runs_user_code
 from nbparallel.wire.name_updates import NameKind, NameUpdate
@@ -227,7 +228,7 @@ class HostRun(TaskRun):
             self._relay(host, FailureNotice(FailureKind.PEER, ranks[0], str(error)))
 
     def _fail(self, host: str, error: Exception) -> None:
-        now, name, pickled = time.monotonic_ns(), type(error).__name__, pickle.dumps(error)
+        now, name, pickled = time.monotonic_ns(), type(error).__name__, dump_error(error)
         for rank in self.hosts[host]:
             failure = RankFailure(rank, now, name, str(error), pickled, cause=Cause.DIED)
             self.outcomes.setdefault(rank, failed_outcome(self.request.number, failure))

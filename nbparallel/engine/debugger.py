@@ -24,6 +24,7 @@ import IPython.core.debugger
 
 import nbparallel
 from nbparallel.errors import InputRefusedError
+from nbparallel.wire.messages import CELL_FILE
 
 _OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (nbparallel, IPython))
 INSIDE = tuple(str(module.__file__) for module in (bdb, pdb, cmd))
@@ -114,7 +115,7 @@ class RankDebugger(pdb.Pdb):
         """Whether a frame is the task's own, or called by one without library frames between."""
         above: FrameType | None = frame
         while above is not None and not above.f_code.co_filename.startswith(_OURS):
-            if above.f_code.co_filename in self._task_files or above.f_code.co_filename.startswith("<In["):
+            if above.f_code.co_filename in self._task_files or above.f_code.co_filename.startswith(CELL_FILE):
                 return True
             above = above.f_back
         return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import inspect
 import os
-import pickle
 import re
 import sys
 import time
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
-import cloudpickle
 import IPython
 import numpy as np
 
@@ -32,6 +30,7 @@ from nbparallel.errors import (
     resembling,
 )
 from nbparallel.errors.text.escaping import encodable
+from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
 _OURS = (
@@ -181,7 +180,7 @@ def describe(error: BaseException, state: RankState) -> RankFailure:
         time_ns=getattr(error, "_nbparallel_ns", when),
         ename=encodable(type(error).__name__),
         evalue=encodable("\n".join([_text(error), *notes]) + inside),
-        exception=_pickled(error),
+        exception=_pickled(error, state),
         traceback=tuple(map(encodable, (*above, last + inside))),
         frames=_frames(trace, state.shell),
         cause=_cause(error),
@@ -239,14 +238,9 @@ def _text(error: BaseException) -> str:
         return f"<its text is not available: {type(second).__name__}>"
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def _pickled(error: BaseException, state: RankState) -> bytes | None:
     """Return the exception by value, or None if it would not arrive as what it is."""
-    try:
-        data: bytes = cloudpickle.dumps(error, protocol=5)
-        same = type(pickle.loads(data)) is type(error)
-    except Exception:  # noqa: BLE001  any object may be inside; the kernel then raises RemoteError
-        return None
-    return data if same else None
+    return dump_error(error, state.variables)
 
 
 def _is_ours(filename: str) -> bool:

@@ -6,7 +6,6 @@ A name is the rank's own if it is bound to something else than what was delivere
 from __future__ import annotations
 
 import importlib
-import linecache
 import sys
 import time
 import weakref
@@ -26,24 +25,7 @@ from nbparallel.transfer.pickling import loads
 from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
-from nbparallel.wire.name_updates import CellSource, NameKind, NameUpdate, NameUses
-
-_labels: dict[str, str] = {}
-
-
-def remember_sources(sources: Iterable[CellSource]) -> None:
-    """Keep the text of cells; that of a cell that ran again replaces the older one."""
-    for source in sources:
-        _labels[source.filename] = source.label
-        lines = source.text.splitlines(keepends=True)
-        # without a time of change `linecache.checkcache` never drops it
-        linecache.cache[source.filename] = (len(source.text), None, lines, source.filename)
-
-
-def label_of(filename: str) -> str:
-    """Return the ``In[n]`` of a cell of the notebook, or an empty string."""
-    return _labels.get(filename, "")
-
+from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
 
 MISSING: Any = object()
 """Nothing was delivered under the name, or it is gone."""
@@ -194,7 +176,6 @@ class RankNames:
         deleted = []
         tensors: dict[int, Any] = {}
         for update in updates:
-            remember_sources(update.sources)
             if update.kind is NameKind.DELETE:
                 deleted.append(update.name)
             elif update.kind is NameKind.DEFINITION:

@@ -22,8 +22,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Integer, Type, default
 
 from nbparallel.distributed.runtime.call_site import show_warnings_at_callers
-from nbparallel.engine import namespace
 from nbparallel.engine.output import RankOutput
+from nbparallel.transfer.cell_sources import label_of
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -110,7 +110,7 @@ class RankCompiler(CachingCompiler):
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
         """Return the label of a cell, also for the notebook's other cells."""
-        label = namespace.label_of(name)
+        label = label_of(name)
         return ("Cell", label) if label else super().format_code_name(name)
 
 

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from nbparallel import distributed, sharing
 from nbparallel.distributed.runtime.call_site import is_ours
 from nbparallel.engine import environment, failures
-from nbparallel.engine.namespace import label_of, remember_sources
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.task_report import TaskReport, snapshot
 from nbparallel.errors import InternalError
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
+from nbparallel.transfer.cell_sources import label_of
 from nbparallel.transfer.pieces import Pieces, PieceWriter
 from nbparallel.wire.control_layout import ITEMS, TICKET
 from nbparallel.wire.messages import (
+    CELL_FILE,
     CallTask,
     CellTask,
     DrawTask,
@@ -193,7 +194,7 @@ def _filename(state: RankState, task: Task) -> str:
     if isinstance(task, CellTask):
         state.shell.execution_count = task.execution_count
         state.shell.source = cell_text(task)
-        filename: str = state.shell.compile.begin(f"<In[{task.execution_count}] #{task.number}>")
+        filename: str = state.shell.compile.begin(f"{CELL_FILE}{task.execution_count}-{task.number}>")
         return filename
     return task.path if isinstance(task, ScriptTask) else ""
 
@@ -207,8 +208,6 @@ def cell_text(task: CellTask) -> str:
 
 def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskReport) -> None:
     variables = state.variables
-    if isinstance(task, CallTask):
-        remember_sources(task.sources)
     if isinstance(task, CellTask):
         _run_cell(state, task, report)
     elif isinstance(task, CallTask) and task.by_item:
@@ -313,7 +312,7 @@ def _race_check(state: RankState, task: CellTask, report: TaskReport) -> Iterato
     from nbparallel.distributed.races.recording.seen_code import SEEN_NAMES, SeenCode
     from nbparallel.distributed.races.recording.user_lines import label_function
 
-    label = label_function(state.shell.compile.filename, label_of)
+    label = label_function(state.shell.compile.filename)
     check = CheckedCell(
         state.communicator, distributed.set_current, state.variables, state.names.is_delivered_array, label,
         state.output.send_accesses,

@@ -9,19 +9,24 @@ knows already is left as it is.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import functools
 import hashlib
 import sys
 import threading
 import types
+import typing
+import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from cloudpickle import cloudpickle
 
 from nbparallel.errors import InternalError, UnpicklableError
+from nbparallel.transfer.code_names import CodeNames
+from nbparallel.transfer.pickle_format import is_plain
 
 KNOWN: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes that are complete in this process: defined here, or rebuilt to the end."""
@@ -54,8 +59,43 @@ def module_of(namespace: Mapping[str, Any]) -> str | None:
     return name
 
 
+def find_modules(module: types.ModuleType, mentioned: Collection[str]) -> tuple[str, ...]:
+    """Return the module's name and those of its loaded submodules that code may use.
+
+    ``import scipy`` in another process does not bring ``scipy.sparse``, which this one has imported: a
+    submodule counts if every part of its name is mentioned.
+    """
+    found = [module.__name__]
+    for parent in found:  # grows while it is walked
+        prefix = parent + "."
+        found += [prefix + name for name in mentioned if prefix + name in sys.modules]
+    return (found[0], *sorted(found[1:]))
+
+
+def _submodules(function: types.FunctionType, names: CodeNames) -> tuple[str, ...]:
+    """Return submodules that a function reaches through modules which it names."""
+    values = [function.__globals__.get(name) for name in names.reads | names.doubtful]
+    for cell in function.__closure__ or ():
+        try:
+            values.append(cell.cell_contents)
+        except ValueError:  # not bound yet
+            continue
+    modules = {id(value): value for value in values if isinstance(value, types.ModuleType)}
+    return tuple(name for module in modules.values() for name in find_modules(module, names.mentioned)[1:])
+
+
+def _module_values(function: types.FunctionType, names: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return what a function finds in its module under `names`: numbers and texts, names of other objects.
+
+    The module may have set them since its import: a receiver that imports it has what they were then.
+    """
+    found = {name: function.__globals__[name] for name in sorted(names) if name in function.__globals__}
+    plain = {name: value for name, value in found.items() if is_plain(value)}
+    return plain, [name for name in found if name not in plain]
+
+
 def reduce_function(
-    function: types.FunctionType, module: str | None, cells: dict[int, CellReference]
+    function: types.FunctionType, module: str | None, cells: dict[int, CellReference], names: CodeNames
 ) -> tuple[Any, ...]:
     """Reduce to code and cells, then state: so recursion through a cell or a default ends.
 
@@ -65,6 +105,8 @@ def reduce_function(
         The module that provides its globals; None: the receiver's main globals.
     cells : dict
         The references of this pickle so far, by the id of their cell.
+    names : CodeNames
+        Of its code.
     """
     closure = function.__closure__
     references = None
@@ -91,13 +133,27 @@ def reduce_function(
     }
     if getattr(function, "__type_params__", ()):
         attributes["__type_params__"] = function.__type_params__  # type: ignore[attr-defined]  # 3.12 on
-    state = (attributes, function.__dict__, contents)
-    return rebuild_function, (function.__code__, module, references), state, None, None, set_function_state
+    state = (attributes, function.__dict__, contents, _submodules(function, names))
+    values = None if module is None else _module_values(function, names.reads)
+    arguments = function.__code__, module, references, values
+    return rebuild_function, arguments, state, None, None, set_function_state
 
 
-def set_function_state(function: types.FunctionType, state: tuple[Any, Any, Any]) -> None:
-    """Give a rebuilt function its defaults, its attributes and what its cells hold."""
-    attributes, extra, contents = state
+def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+    """Reduce with the name of the file, by which lines are shown: cloudpickle 3.1.3 leaves it out."""
+    return rebuild_code, (code.co_filename, cloudpickle._code_reduce(code)[1])
+
+
+def rebuild_code(filename: str, arguments: tuple[Any, ...]) -> types.CodeType:
+    """Rebuild code as it was compiled."""
+    return types.CodeType(*arguments).replace(co_filename=filename)
+
+
+def set_function_state(function: types.FunctionType, state: tuple[Any, Any, Any, Any]) -> None:
+    """Give a rebuilt function its defaults, its attributes, what its cells hold and the modules it uses."""
+    attributes, extra, contents, modules = state
+    for name in modules:
+        __import__(name)
     for name, value in attributes.items():
         setattr(function, name, value)
     function.__dict__.update(extra)
@@ -110,12 +166,31 @@ def make_function(
     code: types.CodeType,
     module: str | None,
     cells: tuple[types.CellType, ...] | None,
+    values: tuple[dict[str, Any], list[str]] | None,
 ) -> types.FunctionType:
-    """Rebuild a function with `main_globals` as its globals, or those of `module`."""
-    if module is not None:
+    """Rebuild a function with `main_globals` as its globals, or those of `module`.
+
+    Where `values`, what the sender's module has, differ from those of this process, the function has
+    globals of its own, as functions of no module have: those of the module with the sender's values.
+    """
+    if module is not None and values is not None:
         __import__(module)
         main_globals = sys.modules[module].__dict__
+        differing = {name: value for name, value in values[0].items() if _differs(main_globals, name, value)}
+        if lacking := [name for name in values[1] if main_globals.get(name) is None]:
+            warnings.warn(
+                f"{code.co_qualname} of module {module!r} reads {', '.join(lacking)}, which the sender set "
+                "since its import; here it is not set: pass it as an argument",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        main_globals = {**main_globals, **differing} if differing else main_globals
     return types.FunctionType(code, main_globals, None, None, cells)
+
+
+def _differs(namespace: Mapping[str, Any], name: str, value: Any) -> bool:
+    here = namespace.get(name, namespace)
+    return type(here) is not type(value) or not (here == value or (here != here and value != value))
 
 
 def by_value(cls: type) -> bool:
@@ -141,6 +216,14 @@ def known_class(identifier: str) -> type | None:
 def reduce_class(cls: type, *, redefine: bool) -> tuple[Any, ...]:
     """Reduce by value; `redefine`: the receiver is to take this state even if it knows the class."""
     maker, arguments, state, _, _, setter = cloudpickle._dynamic_class_reduce(cls)
+    if "__slots__" in vars(cls) and typing.NamedTuple not in vars(cls).get("__orig_bases__", ()):
+        # cloudpickle sets the attribute when the class is made, which is too late; NamedTuple makes its own
+        made = {name: value for name, value in vars(cls).items() if _is_slot(value, cls)}
+        extra = tuple(name for name in ("__dict__", "__weakref__") if name in vars(cls))
+        kind, name, bases, begun, *rest = arguments
+        arguments = kind, name, bases, {**begun, "__slots__": (*made, *extra)}, *rest
+        for slot in made:
+            state[0].pop(slot, None)
     for name in _ON_DEMAND:  # else pickling an instance would look like a change of its class
         if not state[0].get(name, True) or name == "__slotnames__":
             state[0].pop(name, None)
@@ -152,6 +235,10 @@ def reduce_class(cls: type, *, redefine: bool) -> tuple[Any, ...]:
         None,
         set_class_state,
     )
+
+
+def _is_slot(value: object, cls: type) -> bool:
+    return isinstance(value, types.MemberDescriptorType) and value.__objclass__ is cls
 
 
 _ON_DEMAND = ("__slotnames__", "__annotations__", "__annotations_cache__", "__annotate_func__")
@@ -258,6 +345,49 @@ def reduce_cached_property(descriptor: functools.cached_property[Any]) -> tuple[
         (descriptor.func,),
         {name: value for name, value in vars(descriptor).items() if name != "lock"},
     )
+
+
+def reduce_exception(error: BaseException) -> Any:
+    """Reduce an exception whose class has a constructor of its own; `NotImplemented`: Python's way will do.
+
+    Python's way calls the class with ``args``: what the constructor has passed on, not what it was called
+    with.  So the constructor that it has passed them to is called, and attributes are put back.
+    """
+    cls = type(error)
+    own = {name for base in _defined_in_python(cls) for name in vars(base)}
+    if own.isdisjoint({"__init__", "__new__"}) or not own.isdisjoint(_OWN_REDUCTION):
+        return NotImplemented
+    form = error.__reduce__()
+    if not isinstance(form, tuple) or cls in copyreg.dispatch_table or form[0] is not cls:
+        return NotImplemented
+    slots = [
+        name
+        for base in cls.__mro__
+        if base is not BaseExceptionGroup  # whose members its constructor sets
+        for name, value in vars(base).items()
+        if isinstance(value, types.MemberDescriptorType) and name != "obj"  # of a failed look-up: anything
+    ]
+    members = {name: value for name in slots if (value := getattr(error, name, None)) is not None}
+    return (rebuild_exception, (cls, error.args, members), *form[2:])
+
+
+_OWN_REDUCTION = {"__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__"}
+
+
+def _defined_in_python(cls: type) -> list[type]:
+    return [base for base in cls.__mro__ if base.__module__ != "builtins"]
+
+
+def rebuild_exception(
+    cls: type[BaseException], args: tuple[Any, ...], members: dict[str, Any]
+) -> BaseException:
+    """Rebuild an exception without the constructor of its class."""
+    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    error: BaseException = builtin.__new__(cls, *args)
+    builtin.__init__(error, *args)
+    for name, value in members.items():
+        setattr(error, name, value)
+    return error
 
 
 SENTINELS: dict[int, str] = {

@@ -11,6 +11,7 @@ import pickle
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,8 +52,6 @@ class Pickled:
     """Bytes of shared arrays that travel as handles."""
     keep: tuple[object, ...]
     """Hold these until every receiver has loaded `data`: what they refer to stays alive as long."""
-    files: frozenset[str] = frozenset()
-    """Files that the functions inside were compiled from, as their code names them."""
 
 
 def pack_message(
@@ -129,7 +128,6 @@ def join_globals(main: Pickled, parts: Mapping[str, Pickled | str]) -> Pickled:
         len(data) + sum(part.copied_nbytes - len(part.data) for part in whole),
         sum(part.shared_nbytes for part in whole),
         tuple(whole),
-        frozenset().union(*(part.files for part in whole)),
     )
 
 
@@ -139,3 +137,23 @@ def split_globals(message: memoryview) -> tuple[memoryview, Globals]:
         return message, {}
     main, parts = pickle.loads(message[len(_GLOBALS) :])
     return memoryview(main), parts
+
+
+MAX_PLAIN = 4096
+"""Characters or bytes; what is longer may have to travel beside the stream."""
+_TEXT = frozenset({str, bytes})
+_NUMBERS = frozenset({int, float, complex, bool, NoneType}) | {
+    kind for kind in np.sctypeDict.values() if issubclass(kind, np.bool_ | np.number)
+}
+
+
+def is_plain(obj: Any) -> bool:
+    """Whether nothing in `obj` needs our pickler, and it is small.
+
+    >>> is_plain(np.float32(1.5)), is_plain("x" * 5000), is_plain([1])
+    (True, False, False)
+    """
+    kind = type(obj)
+    if kind is int:
+        return bool(-(1 << 64) < obj < 1 << 64)
+    return kind in _NUMBERS or (kind in _TEXT and len(obj) <= MAX_PLAIN)

@@ -12,8 +12,7 @@ import io
 import pickle
 import types
 from collections import ChainMap
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, MutableMapping
 from functools import _lru_cache_wrapper, cached_property, partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from cloudpickle import cloudpickle
 
 from nbparallel.errors import NbParallelError, UnpicklableError
 from nbparallel.sharing.memory.file_mapping import VIEWS, FileView, view_of_file
-from nbparallel.transfer import definitions
+from nbparallel.transfer import cell_sources, definitions
 from nbparallel.transfer.blobs import ArrayStore, ByValue, CommonCopies, shared_copy
 from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.code_names import function_names
@@ -31,12 +30,12 @@ from nbparallel.transfer.pickle_format import (
     PLAIN,
     Globals,
     Pickled,
+    is_plain,
     join_globals,
     pack_message,
     parse_message,
     split_globals,
 )
-from nbparallel.transfer.plain import is_plain
 from nbparallel.transfer.tensor_pickling import Ties, find_reducers
 from nbparallel.transfer.unpicklable import explain
 from nbparallel.transfer.unpickling import own_globals, unpickle
@@ -57,8 +56,7 @@ class Serialised:
         """Names of the notebook that they bind (``global``)."""
         self.mentioned, self.words = frozenset(pickler.mentioned), frozenset(pickler.words)
         """Every name and attribute in those functions, and every word in their strings."""
-        self.files = frozenset(pickler.files)
-        """Files that those functions were compiled from, as their code names them."""
+        self._files = frozenset(pickler.files)
         self.tensors = tuple(pickler.tensors)
         """Tensors inside, as the stream numbers them."""
 
@@ -71,10 +69,18 @@ class Serialised:
 
     def pack(self, store: ArrayStore, *, broker: Any = None) -> Pickled:
         """Copy the large buffers into a segment and return the message."""
-        packed = pack_message(
-            self.stream, self.buffers, store, broker=broker, arrays=self.arrays, segments=self.segments
+        return pack_message(
+            self.with_sources(),
+            self.buffers,
+            store,
+            broker=broker,
+            arrays=self.arrays,
+            segments=self.segments,
         )
-        return replace(packed, files=self.files) if self.files else packed
+
+    def with_sources(self) -> memoryview:
+        """Return the stream for `unpickling.unpickle`, behind the cells that functions inside come from."""
+        return cell_sources.put_before(self.stream, self._files) if self._files else self.stream
 
 
 def _take_buffer(buffers: list[memoryview], store: ArrayStore, buffer: pickle.PickleBuffer) -> bool:
@@ -98,7 +104,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         *,
         apart: bool,
         target: type | None,
-        reducers: dict[type, Any] | None = None,
+        reducers: MutableMapping[type, Any] | None = None,
         share_large: bool | CommonCopies = False,
     ) -> None:
         self.buffers: list[memoryview] = []
@@ -134,6 +140,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return self._reduce_function(obj)
         if issubclass(kind, type):
             return self._reduce_class(obj)
+        if issubclass(kind, BaseException):
+            return definitions.reduce_exception(obj)
+        if kind is types.CodeType:
+            self.files.add(obj.co_filename)
+            return definitions.reduce_code(obj)
         if kind is _lru_cache_wrapper and getattr(obj, "__module__", None) == "__main__":
             return definitions.reduce_cached(obj)
         if kind is cached_property:
@@ -182,8 +193,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return definitions.reduce_dispatcher(function)
         module = definitions.module_of(function.__globals__)
         if module is not None:
-            return definitions.reduce_function(function, module, self.cells)
-        self.files.add(function.__code__.co_filename)
+            return definitions.reduce_function(
+                function, module, self.cells, function_names(function.__code__)
+            )
         if not definitions.is_main_globals(function.__globals__, self.main_globals):
             return self._dynamic_function_reduce(function)
         names = function_names(function.__code__)
@@ -191,7 +203,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self.assigned |= names.stores
         self.mentioned |= names.mentioned
         self.words |= names.words
-        return definitions.reduce_function(function, None, self.cells)
+        return definitions.reduce_function(function, None, self.cells, names)
 
     def _reduce_class(self, cls: type) -> Any:
         if not definitions.by_value(cls):
@@ -212,7 +224,7 @@ def serialise(
     name: str | None = None,
     apart: bool = False,
     target: type | None = None,
-    reducers: dict[type, Any] | None = None,
+    reducers: MutableMapping[type, Any] | None = None,
     share_large: bool | CommonCopies = False,
 ) -> Serialised:
     """Pickle `obj` without copying its large buffers; see `dumps` for what is common.
@@ -256,6 +268,31 @@ def try_serialise(
     pickler.maps_files = True
     failed = _failure(pickler, obj) is not None
     return None if failed else Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
+
+
+def dump_error(error: BaseException, main_globals: Mapping[str, Any] | None = None) -> bytes | None:
+    """Pickle an exception by value; return None if it would not arrive as what it is.
+
+    Parameters
+    ----------
+    main_globals : mapping, optional
+        As for `dumps`; None: this process's own.
+    """
+    main_globals = own_globals() if main_globals is None else main_globals
+    file, store = io.BytesIO(), ByValue()
+    pickler = _Pickler(file, store, None, main_globals, apart=False, target=None)
+    if _failure(pickler, error) is not None:
+        return None
+    data = Serialised(memoryview(file.getvalue()), pickler.buffers, pickler).pack(store).data
+    try:
+        return data if type(load_error(data)) is type(error) else None
+    except UnpicklableError:
+        return None
+
+
+def load_error(data: bytes) -> Any:
+    """Rebuild the exception of `dump_error`."""
+    return loads(data, ByValue(), name="an exception")
 
 
 def _attempt(store: ArrayStore, broker: Any, main_globals: Any, reducers: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 
 from nbparallel.errors import NbParallelError, UnpicklableError
 from nbparallel.transfer.blobs import ArrayStore
+from nbparallel.transfer.pickle_format import is_plain
 from nbparallel.transfer.pickling import serialise
-from nbparallel.transfer.plain import is_plain
 from nbparallel.transfer.unpickling import own_globals, unpickle
 
 
@@ -112,7 +112,7 @@ class PieceWriter:
             pieces.special.add(number)
             if made.buffers:
                 pieces.buffers[number] = [bytearray(b) for b in made.buffers] if self._copy else made.buffers
-            self._stream += made.stream
+            self._stream += made.with_sources()
             self.arrays += made.arrays
         pieces.ends.append(len(self._stream))
 

@@ -33,7 +33,7 @@ def explain(
     """
     of_task = name is not None and name.endswith(_OF_TASK)
     path, culprit, reason = (name or "it").removesuffix(_OF_TASK), obj, error
-    if not _is_recursion(error):
+    if not _is_recursion(error) and repr(type(obj)) not in str(error):  # else it is the culprit
         path, culprit, reason = _search(obj, error, path, attempt)
     subject = f"an object of type {_type_name(obj)}"
     if name is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.sharing.tensor_storage import shared_storage
-from nbparallel.transfer import definitions
+from nbparallel.transfer import cell_sources, definitions
 from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.wire.handles import ArrayHandle
@@ -80,4 +80,5 @@ def unpickle(
     """Rebuild what `serialise` took apart; raises whatever the object's own code raises."""
     ties = Ties({}, {}) if ties is None else ties
     resolved = _resolved(store, broker, main_globals, match_classes=match_classes, ties=ties)
+    stream = cell_sources.take_off(memoryview(stream))
     return _Unpickler(io.BytesIO(stream), buffers, resolved, main_globals).load()

@@ -12,6 +12,9 @@ from nbparallel.wire.identity import Process, WorldPlace
 from nbparallel.wire.inspection import DrawnNames, MessageReport
 from nbparallel.wire.timeline import RankTimeline
 
+CELL_FILE = "<ipython-input-"
+"""How the file name of a cell's code begins on a rank, ``<ipython-input-2-7>``: IPython's oldest form, which
+numba's cache and other libraries know."""
 DESCRIPTORS_CLOSED = 93
 """Exit code of a rank whose sockets user code has closed: it cannot say so in any other way."""
 
@@ -138,8 +141,6 @@ class CallTask(Task):
     """`transfer.pickling` bytes of ``(function, args)``."""
     by_item: bool = False
     """Whether they are of ``(function, items)``; a pipe of `TICKET` records comes with the task."""
-    sources: tuple[Any, ...] = ()
-    """`CellSource` records of the functions inside."""
 
 
 @dataclass(frozen=True, slots=True)

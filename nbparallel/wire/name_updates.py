@@ -25,18 +25,6 @@ class NameKind(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CellSource:
-    """The text of a notebook's cell that defined a function, so that a rank's tracebacks can show it."""
-
-    filename: str
-    """As the function's code names it; there is no such file."""
-    label: str
-    """As tracebacks call it: ``In[3]``; empty if that is not known."""
-    text: str
-    """The cell."""
-
-
-@dataclass(frozen=True, slots=True)
 class NameUpdate:
     """One name's new value.  Updates are applied in the order given, all or none."""
 
@@ -52,8 +40,6 @@ class NameUpdate:
     """`MODULE`: what to import; the first is what the name is bound to, the others are its submodules."""
     unless_assigned: bool = False
     """A rank that assigned the name itself keeps its own value."""
-    sources: tuple[CellSource, ...] = ()
-    """Of the functions in `data`; no part of the value, which is the same when its cell has run again."""
     ties: tuple[tuple[int, int], ...] = ()
     """Tensors in `data` that other updates contain as well: number in `data`, number among all of them."""
 
@@ -68,7 +54,6 @@ class NameUpdate:
             self.data,
             self.modules,
             self.unless_assigned,
-            self.sources,
             self.ties,
         )
 

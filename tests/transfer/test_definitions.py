@@ -1,13 +1,21 @@
 """Functions and classes of a notebook on their way: rebuilt in the receiver's namespace."""
 
 import dataclasses
+import inspect
+import io
+import linecache
+import subprocess
+import sys
+import types
+import urllib.error
+import xml.dom.minidom
 
 import pytest
 from cloudpickle import cloudpickle
 
 from nbparallel.errors import UnpicklableError
-from nbparallel.transfer import definitions
-from nbparallel.transfer.pickling import dumps, loads, serialise
+from nbparallel.transfer import cell_sources, definitions
+from nbparallel.transfer.pickling import dump_error, dumps, load_error, loads, serialise
 
 NOTEBOOK = """
 import abc, dataclasses, enum, functools, typing
@@ -138,6 +146,9 @@ def test_classes_are_rebuilt(store, notebook, rank_globals):
     assert colour(1) is colour.RED
     assert pair(1).right == "r"
     assert slotted.__slots__ == ("a",)
+    slotted().a = 1
+    with pytest.raises(AttributeError):
+        slotted().misspelt = 1
     assert left.friend is right
     assert right().partner() is left
     with pytest.raises(TypeError):
@@ -189,3 +200,138 @@ def test_names_that_functions_use_are_reported(store, notebook):
     """Pickling tells which global names the functions inside read."""
     assert serialise(notebook["factorial"], store, main_globals=notebook).global_names == {"factorial"}
     assert "rank" in serialise(notebook["Derived"], store, main_globals=notebook).global_names
+
+
+def test_slots_that_need_care(store, rank_globals):
+    """Private names, several bases, frozen records, `__dict__` among the slots: all are slots again."""
+    source = """
+import dataclasses
+class Private:
+    __slots__ = ("__hidden", "__dict__")
+    def __init__(self): self.__hidden, self.extra = 1, 2
+    def both(self): return self.__hidden, self.extra
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: int
+    y: int = 2
+class Below(Frozen): __slots__ = ()
+"""
+    notebook = {"__name__": "__main__"}
+    exec(source, notebook)
+    notebook |= {"p": notebook["Private"](), "f": notebook["Frozen"](1), "b": notebook["Below"](3)}
+    private, frozen, below = travel(notebook, rank_globals, store, "p", "f", "b")
+    assert private.both() == (1, 2)
+    assert (frozen.x, frozen.y, below.x) == (1, 2, 3)
+    assert not hasattr(below, "__dict__")
+
+
+def test_code_keeps_its_file_and_lines(store, rank_globals):
+    """A cell's function shows its source in another process, whatever cloudpickle does with file names."""
+    name, text = (
+        "/nowhere/ipykernel_1/2.py",
+        "# first\ndef outer():\n    def inner(): return 1\n    return inner\n",
+    )
+    notebook = {"__name__": "__main__"}
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), notebook)
+    data = dumps(notebook["outer"], store, main_globals=notebook).data
+    assert serialise(notebook["outer"], store, main_globals=notebook).checksum() == (
+        serialise(notebook["outer"], store, main_globals=notebook).checksum()
+    )
+    del linecache.cache[name]  # as in another process
+    outer = loads(data, store, main_globals=rank_globals)
+    try:
+        assert (outer.__code__.co_filename, outer().__code__.co_filename) == (name, name)
+        assert inspect.getsource(outer) == text.partition("\n")[2]
+        assert inspect.getsource(outer()) == "    def inner(): return 1\n"
+    finally:
+        linecache.cache.pop(name, None)
+        cell_sources.forget(name)
+
+
+def test_submodules_that_a_function_uses_are_imported():
+    """`import xml.dom.minidom` binds ``xml``: a function that uses the rest finds it in a new process."""
+    assert xml.dom.minidom
+    code = """
+import sys, xml.dom.minidom
+from nbparallel.multiprocessing import Pool
+def title(text): return xml.dom.minidom.parseString(text).documentElement.tagName
+made = [lambda text, xml=xml: title(text)]
+with Pool(1, ) as pool: print(pool.map(title, ["<a/>"]), pool.map(made[0], ["<b/>"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr) == ("['a'] ['b']\n", "")
+
+
+MODULE = """
+LATE = MODEL = None
+TABLE = {}
+def make(value):
+    global LATE, MODEL
+    LATE, MODEL = value, object()
+    return lambda: (LATE, len(TABLE))
+def make_other():
+    return lambda: MODEL
+"""
+
+
+def test_what_a_module_has_set_since_its_import_travels(tmp_path, store, monkeypatch):
+    """A closure of an importable module reads the sender's numbers; what else is not set is said."""
+    (tmp_path / "late_module.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = __import__("late_module")
+    data, equal = dumps(module.make(42), store).data, dumps(module.make_other(), store).data
+    module.LATE = module.MODEL = None  # as in another process, which imports the module
+    closure = loads(data, store)
+    assert closure() == (42, 0)
+    module.LATE = 42
+    assert loads(data, store).__globals__ is vars(module)  # nothing differs: it is the module's own
+    with pytest.warns(RuntimeWarning, match="reads MODEL, which the sender set since its import"):
+        loads(equal, store)
+    del sys.modules["late_module"]
+
+
+class TwoArgumentsError(Exception):
+    """Passes one text on."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} of {b}")
+        self.a = a
+
+
+class KeywordOnlyError(OSError):
+    """Has no positional parameter, and slots."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, *, code):
+        super().__init__(code, "no luck", "file.txt")
+        self.kept = code
+
+
+class Several(ExceptionGroup):
+    """A group with a constructor."""
+
+    def __new__(cls, *errors):  # noqa: D102
+        return super().__new__(cls, "several", errors)
+
+    def __init__(self, *errors):
+        pass
+
+
+def test_exceptions_are_rebuilt_without_their_constructors():
+    """Type, text and attributes arrive, whatever the constructor takes; what cannot travel is None."""
+    two = load_error(dump_error(TwoArgumentsError(1, 3)))
+    assert (type(two), str(two), two.a) == (TwoArgumentsError, "1 of 3", 1)
+    keyword = load_error(dump_error(KeywordOnlyError(code=2)))
+    assert (str(keyword), keyword.errno, keyword.filename) == ("[Errno 2] no luck: 'file.txt'", 2, "file.txt")
+    assert keyword.kept == 2
+    group = load_error(dump_error(Several(ValueError(1), KeyError(2))))
+    assert (group.message, [str(e) for e in group.exceptions]) == ("several", ["1", "2"])
+    found = load_error(dump_error(urllib.error.HTTPError("http://x", 404, "gone", {}, io.BytesIO())))
+    assert (found.code, str(found), found.filename) == (404, "HTTP Error 404: gone", "http://x")
+    locked = TwoArgumentsError(1, 2)
+    locked.lock = types.SimpleNamespace(handle=sys._getframe())
+    assert dump_error(locked) is None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import threading
 import warnings
 from types import CodeType, FrameType
 from typing import Any
+
+from nbparallel.transfer.cell_sources import source_label
 
 _OURS = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")) + os.sep
 """The folder of the package."""
@@ -107,7 +110,7 @@ def receive_text(name: str, src: int | None, tag: int) -> str:
 
 
 def show_warnings_at_callers() -> None:
-    """Have a warning about a line of this package show the line of the user's code that called it.
+    """Have a warning about a line of this package show the line of the code that called it: ``In[3]:2``.
 
     numpy warns about the line that computes, which is one of ours inside an operation.  To be called once in
     a process.
@@ -118,6 +121,9 @@ def show_warnings_at_callers() -> None:
     def show_at_caller(message: warnings.WarningMessage) -> None:
         frame: FrameType | None = sys._getframe(1)
         if not is_ours(message.filename):
+            if label := source_label(message.filename):
+                message.line = linecache.getline(message.filename, message.lineno).strip() or None
+                message.filename = label
             return show(message)  # type: ignore[no-any-return]  # None
         while frame is not None and is_ours(frame.f_code.co_filename):
             # "once for each line" counts lines of the user's

@@ -10,16 +10,40 @@ import copyreg
 import io
 import pickle
 import sys
+import traceback
 import types
 from collections import ChainMap
+from concurrent.futures import process
+from multiprocessing import pool
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+
+def _reduce_raised(carrier: Any) -> tuple[Any, ...]:
+    """Reduce an exception with its traceback; one that would not arrive becomes a `RemoteError`."""
+    from nbparallel.errors import RemoteError
+    from nbparallel.transfer.cell_sources import name_cells
+    from nbparallel.transfer.pickling import dump_error
+
+    rebuild, (error, text) = carrier.__reduce__()
+    if dump_error(error) is None:
+        last = "".join(traceback.format_exception_only(error)).strip()  # also if its __str__ raises
+        name = type(error).__name__
+        error = RemoteError(f"{last} [it cannot be rebuilt]", ename=name, evalue=last.partition(": ")[2])
+    return rebuild, (error, name_cells(text))
+
+
+RAISED: dict[type, Any] = {
+    pool.ExceptionWithTraceback: _reduce_raised,  # type: ignore[attr-defined]
+    process._ExceptionWithTraceback: _reduce_raised,
+}
+"""Reducers of what the library's workers send for an exception."""
 _PLAIN_MODULES = frozenset(
     {"builtins", "multiprocessing.managers", "multiprocessing.pool", "multiprocessing.process"}
 )
 """Modules whose classes reduce without effects; what such objects hold is looked at in turn."""
 _REDUCERS = ChainMap[Any, Any](
+    RAISED,
     ForkingPickler._extra_reducers,  # type: ignore[attr-defined]
     copyreg.dispatch_table,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import ChainMap
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,7 +16,7 @@ from nbparallel.multiprocessing.messages.exchange import (
     join_household,
     supervised,
 )
-from nbparallel.multiprocessing.messages.light_pickling import try_pickle
+from nbparallel.multiprocessing.messages.light_pickling import RAISED, try_pickle
 from nbparallel.multiprocessing.messages.main_globals import (
     bind_free_name,
     bind_globals,
@@ -125,7 +126,7 @@ class _Packing:
             "store": PrivateStore() if member is None else member.store,
             "broker": None if member is None else member.broker,
             "main_globals": self._globals,
-            "reducers": ForkingPickler._extra_reducers,  # type: ignore[attr-defined]  # locks, connections
+            "reducers": ChainMap(RAISED, ForkingPickler._extra_reducers),  # type: ignore[attr-defined]  # locks …
             "share_large": share_large and member is not None and _shares() and (copies or True),
         }
 
@@ -159,7 +160,7 @@ class _Packing:
 
     def _bytes(self, made: Any) -> bytes:
         if self.member is None:
-            return pickle.dumps((bytes(made.stream), [bytearray(part) for part in made.buffers]), 5)
+            return pickle.dumps((bytes(made.with_sources()), [bytearray(part) for part in made.buffers]), 5)
         packed = made.pack(self._options["store"], broker=self.member.broker)
         self._keep.append(packed)
         self.segments += packed.segments

@@ -6,12 +6,11 @@ immutable values, and everything else (cloudpickle).
 
 from __future__ import annotations
 
-import linecache
 import sys
 import time
 import types
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +21,11 @@ from nbparallel.errors import UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ArrayStore
+from nbparallel.transfer.definitions import find_modules
 from nbparallel.transfer.pickle_format import Pickled
 from nbparallel.transfer.pickling import Serialised, serialise
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.name_updates import CellSource, NameKind, NameUpdate
+from nbparallel.wire.name_updates import NameKind, NameUpdate
 
 
 def is_importable(module: types.ModuleType) -> bool:
@@ -33,38 +33,6 @@ def is_importable(module: types.ModuleType) -> bool:
     return sys.modules.get(module.__name__) is module and (
         getattr(module, "__spec__", None) is not None or module.__name__ == "__main__"
     )
-
-
-def find_modules(module: types.ModuleType, mentioned: frozenset[str]) -> tuple[str, ...]:
-    """Return the module's name and those of its loaded submodules that a cell may use.
-
-    ``import scipy`` on a rank does not bring ``scipy.sparse``, which the notebook has imported: a submodule
-    counts if every part of its name occurs in the cell or in a function that it uses.
-    """
-    found = [module.__name__]
-    for parent in found:  # grows while it is walked
-        prefix = parent + "."
-        found += [prefix + name for name in mentioned if prefix + name in sys.modules]
-    return (found[0], *sorted(found[1:]))
-
-
-def cell_sources(filenames: Iterable[str]) -> tuple[CellSource, ...]:
-    """Return the cells behind those of `filenames` that are no files: a rank can read the others itself."""
-    found = []
-    for filename in sorted(filenames):
-        entry = linecache.cache.get(filename)
-        if entry is not None and len(entry) == 4 and entry[1] is None:  # not lazy, and from no file
-            found.append(CellSource(filename, source_label(filename), "".join(entry[2])))
-    return tuple(found)
-
-
-def source_label(filename: str) -> str:
-    """Return what the notebook's own tracebacks call the cell: ``In[3]``."""
-    ipython = sys.modules.get("IPython")  # a script need not have it
-    get_ipython = getattr(ipython, "get_ipython", None)  # another thread may be half-way through the import
-    shell = None if get_ipython is None else get_ipython()
-    shown = shell.compile.format_code_name(filename) if shell is not None else None
-    return shown[1] if shown else ""
 
 
 _ATOMS = (int, str, bool, bytes, types.NoneType)
@@ -118,14 +86,11 @@ class Value:
 
     def _update(self, store: Store, broker: Any, unless_assigned: bool) -> NameUpdate:
         data = b""
-        sources: tuple[CellSource, ...] = ()
         if self.serialised is not None:
             if self.pickled is None:
                 self.pickled = self.serialised.pack(store, broker=broker)
-            data, sources = self.pickled.data, cell_sources(self.serialised.files)
-        return NameUpdate(
-            self.name, self.kind, self.handle, data, self.modules, unless_assigned, sources, self.ties
-        )
+            data = self.pickled.data
+        return NameUpdate(self.name, self.kind, self.handle, data, self.modules, unless_assigned, self.ties)
 
 
 class SharedArrays:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+from nbparallel.wire.messages import CELL_FILE
+
 BEGIN = "Fatal Python error"
 _FRAME = "  File "
-_CELL_FRAME = re.compile(r'"<In\[\d+\] #\d+>", line (\d+)')
+_CELL_FRAME = re.compile(rf'"{CELL_FILE}\d+-\d+>", line (\d+)')
 
 
 class CrashFrames:

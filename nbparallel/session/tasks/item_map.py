@@ -26,7 +26,7 @@ import numpy as np
 
 from nbparallel import sharing
 from nbparallel.errors import UnpicklableError
-from nbparallel.session.names.encoding import cell_sources, dump
+from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import RemoteValue
 from nbparallel.session.tasks.progress import ProgressBar
@@ -124,7 +124,7 @@ class ItemMap:
         if self._progress:
             self._bar = ProgressBar(self.count)
         self._number = number
-        task = CallTask(number, ranks, (), True, None, pickled.data, True, cell_sources(pickled.files))
+        task = CallTask(number, ranks, (), True, None, pickled.data, True)
         return task, (pickled, writer.arrays)
 
     def _fill_pipe(self) -> None:

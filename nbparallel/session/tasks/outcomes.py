@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,6 +33,7 @@ from nbparallel.session.results import (
 from nbparallel.session.tasks import parallel_error
 from nbparallel.session.tasks.cell_times import times_now
 from nbparallel.session.tasks.task_run import TaskRun
+from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.messages import Cause, CellTask, DrawTask, Outcome, RankFailure
 from nbparallel.wire.system import PAUSE_SECONDS
@@ -322,7 +322,7 @@ def death_failure(handle: RankHandle, end: RankDeath, control: ControlView, item
         time_ns=int(end.seen * 1e9),
         ename=type(error).__name__,
         evalue=message,
-        exception=pickle.dumps(error),
+        exception=dump_error(error),
         traceback=(),
         frames=(),
         cause=Cause.DIED,

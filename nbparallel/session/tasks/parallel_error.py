@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from nbparallel.errors import ParallelError, RankExitError, RemoteError, rank_list
+from nbparallel.transfer.pickling import load_error
 from nbparallel.wire.messages import Cause, RankFailure
 
 _CONSEQUENCES = (Cause.PEER, Cause.INTERRUPT)
@@ -28,8 +28,6 @@ def build_parallel_error(
     errors: Mapping[int, RankFailure],
     freed: Mapping[int, str],
     result: Any = None,
-    *,
-    loads: Callable[[bytes], Any] = pickle.loads,
 ) -> ParallelError:
     """Return the error of a cell in which ranks failed.
 
@@ -41,13 +39,11 @@ def build_parallel_error(
         Ranks that were interrupted because another one had failed, with where: ``", line 5"``, or nothing.
     result : CellResult, optional
         What there was.
-    loads : callable, optional
-        Rebuilds a pickled exception.
     """
     if not errors:
         raise ValueError("a cell without a failed rank has no error to build")
     order = _in_order(errors.values())
-    exceptions = {failure.rank: rebuild(failure, loads) for failure in order}
+    exceptions = {failure.rank: rebuild(failure) for failure in order}
     error = ParallelError(summary(order, freed), exceptions, result=result)
     error.failures = {failure.rank: failure for failure in order}
     error.rendering = (*render(order, freed), f"ParallelError: {summary(order, freed, with_text=False)}")
@@ -69,13 +65,13 @@ def _like(failure: RankFailure, root: RankFailure) -> bool:
     return failure.evalue == root.evalue or (bool(root.frames) and failure.frames == root.frames)
 
 
-def rebuild(failure: RankFailure, loads: Callable[[bytes], Any] = pickle.loads) -> Exception:
+def rebuild(failure: RankFailure) -> Exception:
     """Return the rank's exception, or a `RemoteError` that describes it."""
     exception: Any = None
     reason = "it cannot be pickled"
     if failure.exception is not None:
         try:
-            exception = loads(failure.exception)
+            exception = load_error(failure.exception)
             reason = "it is no Exception"
         except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or __init__ raises
             reason = f"it cannot be rebuilt here ({type(error).__name__}: {_one_line(str(error), 200)})"

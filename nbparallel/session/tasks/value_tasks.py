@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbparallel.errors import UnpicklableError, rank_list
-from nbparallel.session.names.encoding import cell_sources, dump
+from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, RankValues, RemoteValue
 from nbparallel.session.tasks.task_run import TaskFactory
@@ -23,8 +23,7 @@ def call_task(function: Callable[..., Any], args: tuple[Any, ...]) -> TaskFactor
     def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
         parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
         pickled = dump((function, args), parts, pool.supervisor.broker, pool.store)
-        sources = cell_sources(pickled.files)
-        return CallTask(number, ranks, (), True, None, pickled.data, sources=sources), pickled
+        return CallTask(number, ranks, (), True, None, pickled.data), pickled
 
     return make
 

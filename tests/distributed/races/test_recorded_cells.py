@@ -68,8 +68,8 @@ def test_without_the_flag_nothing_of_it_is_there() -> None:
 
 def test_lines_of_an_installed_package_are_none_of_the_users() -> None:
     """Also if it lies in another environment, from which this one may import."""
-    label = label_function("<In[1] #1>", lambda name: "")
-    assert label("<In[1] #1>") == ""
+    label = label_function("<ipython-input-1-1>")
+    assert label("<ipython-input-1-1>") == ""
     assert label("/projects/mine.py") == "mine.py"
     assert label("/opt/base/lib/python3.12/site-packages/numpy/_core/_methods.py") is None
     assert label("/usr/lib/python3/dist-packages/numpy/_core/_methods.py") is None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nbparallel.testing.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 
 SAID = """
@@ -92,3 +93,61 @@ with mp.Executor(1, ctx) as executor:
         tmp_path,
         method,
     )
+
+
+RAISING = """
+import threading, urllib.error
+import nbparallel as nbp, nbparallel.multiprocessing as mp
+class Three(Exception):
+    def __init__(self, a, b):
+        super().__init__(f"{a} of {b}")
+        self.a = a
+class Locked(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()
+def three(i): raise Three(i, 3)
+def locked(i): raise Locked("holds a lock")
+def gone(i): raise urllib.error.HTTPError("http://x", 404, "gone", {}, None)
+def divide(i): return 1 / i
+"""
+
+ASKING = """
+import re
+def look(call):
+    for f in three, locked, gone, divide:
+        try:
+            call(f)
+        except* Exception as group:
+            (error,) = {repr(e): e for e in group.exceptions}.values()
+            text = re.sub(chr(27) + r"\\[[^m]*m", "", str(error.__cause__))
+            says = f"in {f.__name__}" in text and "Cell In[" in text
+            print(type(error).__name__, error, getattr(error, "a", ""), getattr(error, "code", ""), says)
+with mp.Pool(1) as pool:
+    look(lambda f: pool.map(f, [0]))
+    look(lambda f: pool.apply_async(f, (0,)).get())
+with mp.Executor(1) as executor:
+    look(lambda f: executor.submit(f, 0).result())
+    look(lambda f: list(executor.map(f, [0])))
+with nbp.Session(1) as s:
+    look(lambda f: s.call(f, 0))
+    look(lambda f: s.map(f, [0]))
+    try: s.run("three(0)", namespace=globals())
+    except* Three: print("caught")
+"""
+
+
+@pytest.mark.time_limit(90)
+def test_what_a_function_of_the_notebook_raises(kernel: Kernel) -> None:
+    """Its class, text and attributes arrive with the cell's line on every way; else a `RemoteError` does."""
+    assert kernel.run(RAISING).status == "ok"
+    outcome = kernel.run(ASKING, timeout=80)
+    assert outcome.status == "ok", outcome.traceback
+    lines = outcome.stdout.splitlines()
+    three, locked, gone, divide = (lines[first:24:4] for first in range(4))
+    assert set(three) == {"Three 0 of 3 0  True"}
+    assert {line.partition(" [")[0] for line in locked} == {"RemoteError Locked: holds a lock"}
+    assert all(line.endswith("True") for line in locked)
+    assert set(gone) == {"HTTPError HTTP Error 404: gone  404 True"}
+    assert set(divide) == {"ZeroDivisionError division by zero   True"}
+    assert lines[24:] == ["caught"]

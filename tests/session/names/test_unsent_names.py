@@ -15,11 +15,11 @@ import pytest
 from nbparallel.errors import ParallelError, SegmentLostError, UnpicklableError
 from nbparallel.session import Session
 from nbparallel.session.names import cell_inputs
-from nbparallel.session.names.encoding import source_label
 from nbparallel.session.processes.process_context import notebook_colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.testing.processes import rank_pool
 from nbparallel.transfer import pickling
+from nbparallel.transfer.cell_sources import source_label
 
 
 def _push(session: Session) -> None:

@@ -18,7 +18,7 @@ OURS = """\
   File "<string>", line 1 in <module>
 """
 REST = "\nExtension modules: numpy.linalg (total: 1)\n"
-REPORT = f'{USERS}  File "<In[33] #14>", line 3 in <module>\n{OURS}{REST}'
+REPORT = f'{USERS}  File "<ipython-input-33-14>", line 3 in <module>\n{OURS}{REST}'
 SHOWN = f"{USERS}  File of the cell, line 3 in <module>\n{REST}"
 
 

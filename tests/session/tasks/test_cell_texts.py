@@ -8,7 +8,7 @@ from nbparallel.engine.shell import RankCompiler
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
-KEPT = "import linecache; str(list(linecache.cache)).count('<In[')"
+KEPT = "import linecache; str(list(linecache.cache)).count('<ipython-input-')"
 LAMBDA = "another = lambda x: later(x)"
 
 

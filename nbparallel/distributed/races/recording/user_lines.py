@@ -9,9 +9,7 @@ from types import CodeType, FrameType
 
 from nbparallel.distributed.races.access_log import Site
 from nbparallel.distributed.runtime.call_site import is_library, is_ours
-
-_CELL = "<In["
-"""Code of cells for ranks is compiled as ``<In[2] #7>``."""
+from nbparallel.transfer.cell_sources import source_label
 
 
 class UserLines:
@@ -71,19 +69,14 @@ class UserLines:
         return self._label_of(code.co_filename) is None
 
 
-def label_function(filename: str, cell_label: Callable[[str], str]) -> Callable[[str], str | None]:
-    """Return what `UserLines` asks for labels, for the cell that is compiled as `filename`.
-
-    `cell_label` returns ``In[2]`` for code of another cell, and an empty string for any other file.
-    """
+def label_function(filename: str) -> Callable[[str], str | None]:
+    """Return what `UserLines` asks for labels, for the cell that is compiled as `filename`."""
 
     def label_of(name: str) -> str | None:
         if name == filename:
             return ""
-        if label := cell_label(name):
+        if label := source_label(name):
             return label
-        if name.startswith(_CELL):  # of an earlier cell for ranks
-            return name[1:].partition(" #")[0]
         if name.startswith("<") or is_ours(name) or is_library(os.path.abspath(name)):
             return None
         return os.path.basename(name)

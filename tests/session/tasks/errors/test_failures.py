@@ -7,6 +7,8 @@ from typing import Any
 
 from nbparallel.errors import ParallelError, PeerFailedError, RankExitError, RemoteError
 from nbparallel.session.tasks import parallel_error
+from nbparallel.transfer.blobs import ByValue
+from nbparallel.transfer.pickling import dump_error, dumps
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
 CELL = FrameLine("In[7]", 4, "<module>", "1 / 0")
@@ -16,7 +18,7 @@ IN_FUNCTION = FrameLine("In[3]", 2, "f", "return 1 / x")
 def failure(rank: int, error: BaseException | None = None, **options: Any) -> RankFailure:
     """Return a failure as the engine makes it."""
     error = error or ZeroDivisionError("division by zero")
-    options = {"time_ns": 100 + rank, "frames": (CELL,), "exception": pickle.dumps(error)} | options
+    options = {"time_ns": 100 + rank, "frames": (CELL,), "exception": dump_error(error)} | options
     return RankFailure(rank=rank, ename=type(error).__name__, evalue=str(error), **options)
 
 
@@ -104,7 +106,7 @@ def test_the_earliest_independent_failure_is_the_root() -> None:
 
 def test_what_cannot_be_rebuilt_is_a_remote_error() -> None:
     """An exception that cannot travel, or that lies in its pickle, is a RemoteError with name and text."""
-    for data in (None, b"no pickle", pickle.dumps("no exception"), pickle.dumps(KeyboardInterrupt())):
+    for data in (None, b"no pickle", dumps("no exception", ByValue()).data, dump_error(KeyboardInterrupt())):
         error = parallel_error.build_parallel_error({1: failure(1, exception=data)}, {}).errors[1]
         assert isinstance(error, RemoteError)
         assert (error.ename, error.evalue) == ("ZeroDivisionError", "division by zero")

@@ -265,7 +265,7 @@ def test_numpys_warnings_name_the_line_that_calls(session: Session) -> None:
         assert [line.partition(" #")[0] for line in said.splitlines() if "Warning" in line] == [
             line.partition(" #")[0] for line in said.splitlines() if "overflow encountered in add" in line
         ]
-        assert re.findall(r">:(\d+): RuntimeWarning", said) == ["4"], said
+        assert re.findall(r"In\[\d+\]:(\d+): RuntimeWarning", said) == ["4"], said
     assert "numpy.float64" not in session.run("all_reduce(np.float64(1e308))")[0].stderr
     assert ":1: RuntimeWarning: overflow" in session.run("all_reduce(np.float64(1e308))")[0].stderr
     ignored = "import warnings\nwith warnings.catch_warnings(record=True) as seen:\n"
