@@ -250,7 +250,7 @@ def test_streams_are_read_once(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.by_turns
 def test_streams_that_worker_init_fn_splits(tmp_path: Path, method: str) -> None:
-    """Every worker is read, whatever tells it its part, in each epoch; all samples of each if nothing does."""
+    """Every worker is read, whatever tells it its part, in each epoch; all samples if nothing does."""
     run(
         """
         class Stream:
