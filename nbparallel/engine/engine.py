@@ -63,7 +63,7 @@ class Engine:
         settings = FollowedSettings()
         shell.attach(output, configure.colors)
         shell.after_statement = settings.settle
-        shell.text_of_error = partial(failures.text_of, shell=shell)
+        shell.text_of_error = partial(failures.shown_text, shell=shell)
         interrupts = Interrupts(configure.rank)
         interrupts.install()
         defaults = environment.Defaults(shell.user_ns, shell.user_ns_hidden)

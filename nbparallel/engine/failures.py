@@ -29,6 +29,7 @@ from nbparallel.errors import (
     ReadOnlyArrayError,
     resembling,
 )
+from nbparallel.errors.questions import TRACEBACK, ask, class_name, text_of, traceback_of
 from nbparallel.errors.text.escaping import encodable
 from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
@@ -48,25 +49,29 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
 
     `follows_names` is false for a cell that was run without a namespace: it has none of its caller's names.
     """
+    return ask(lambda: _improve(error, state, follows_names=follows_names), lambda: error)
+
+
+def _improve(error: BaseException, state: RankState, *, follows_names: bool) -> BaseException:
     if isinstance(error, SystemExit):
         code = error.code
         shown_code = "" if code is None else repr(code)
         exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank is still running", code=code)
-        return exit_error.with_traceback(error.__traceback__)
+        return exit_error.with_traceback(traceback_of(error))
     damage = ""
     if isinstance(error, _BY_BROKEN_BUILTINS):
-        inside = not _has_user_frame(error.__traceback__)
+        inside = not _has_user_frame(traceback_of(error))
         damage = state.interpreter.repair_builtins(replaced=inside)
     elif isinstance(error, RecursionError):
         damage = state.interpreter.repair_recursion_limit()
     if damage:
-        return damaged(damage, error).with_traceback(error.__traceback__)
+        return damaged(damage, error).with_traceback(traceback_of(error))
     if isinstance(error, KeyboardInterrupt) and not state.interrupts.raised:
-        error.args = (" ".join(filter(None, [_text(error), OWN_INTERRUPT])),)
+        error.args = (" ".join(filter(None, [text_of(error), OWN_INTERRUPT])),)
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
     if isinstance(error, NameError) and str(error) == f"name {error.name!r} is not defined":
         advice = _advice(str(error.name), state)
-        if not (advice or follows_names) and _raised_in_cell(error.__traceback__, state):
+        if not (advice or follows_names) and _raised_in_cell(traceback_of(error), state):
             advice = _NO_NAMES.format(name=error.name)
         error.args = (f"{error}{advice}",)
     if isinstance(error, AttributeError) and (hint := _of_ours(error, state)):
@@ -74,11 +79,11 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
     if isinstance(error, TypeError) and (text := _wrong_arguments(str(error), state)):
         error.args = (text,)
     if isinstance(error, ValueError):
-        better = explain_read_only(error, state.names, error.__traceback__, magics=state.configure.magics)
+        better = explain_read_only(error, state.names, traceback_of(error), magics=state.configure.magics)
         if better is not None:
             better.__cause__ = None
             better.__suppress_context__ = True
-            shown: BaseException = better.with_traceback(error.__traceback__)
+            shown: BaseException = better.with_traceback(traceback_of(error))
             return shown
     return error
 
@@ -155,7 +160,7 @@ OWN_INTERRUPT = "(raised by this rank's own code: the rank was not interrupted)"
 
 def damaged(damage: str, error: BaseException) -> DamagedRankError:
     """Return the error about code that has changed what a rank itself needs."""
-    text = _one_line(_text(error))
+    text = _one_line(text_of(error))
     return DamagedRankError(
         f"code on this rank {damage}, with which the rank itself cannot work ({type(error).__name__}: "
         f"{text}); it was put back"
@@ -167,19 +172,40 @@ def _one_line(text: str) -> str:
 
 
 def describe(error: BaseException, state: RankState) -> RankFailure:
-    """Return a description of `error` that needs no object of this process."""
+    """Return a description of `error` that needs no object of this process.
+
+    Where the error's own code raises, it is the class's name and the frames.
+    """
     when = time.monotonic_ns()
+    return ask(lambda: _describe(error, state, when), lambda: _describe_plainly(error, state, when))
+
+
+def _describe_plainly(error: BaseException, state: RankState, when: int) -> RankFailure:
+    interrupted = issubclass(type(error), KeyboardInterrupt) and state.interrupts.raised
+    return RankFailure(
+        rank=state.rank,
+        time_ns=when,
+        ename=encodable(class_name(error)),
+        evalue=encodable(text_of(error)),
+        exception=None,
+        traceback=(),  # the kernel makes one of the frames
+        frames=_frames(_user_part(traceback_of(error)), state.shell),
+        cause=Cause.INTERRUPT if interrupted else Cause.ERROR,
+    )
+
+
+def _describe(error: BaseException, state: RankState, when: int) -> RankFailure:
     _leave_out_ours(error)
-    trace = error.__traceback__
+    trace = traceback_of(error)
     notes, inside = _notes(error), _parts_text(error, state.shell)
-    lines = state.shell.lines_of(error, _text(error))
+    lines = state.shell.lines_of(error)
     above = lines[: -1 - len(notes)]  # IPython has a part for the message, then one for each note
     last = "\n".join(lines[len(above) :])
     return RankFailure(
         rank=state.rank,
-        time_ns=getattr(error, "_nbparallel_ns", when),
-        ename=encodable(type(error).__name__),
-        evalue=encodable("\n".join([_text(error), *notes]) + inside),
+        time_ns=when,
+        ename=encodable(class_name(error)),
+        evalue=encodable("\n".join([text_of(error), *notes]) + inside),
         exception=_pickled(error, state),
         traceback=tuple(map(encodable, (*above, last + inside))),
         frames=_frames(trace, state.shell),
@@ -187,11 +213,19 @@ def describe(error: BaseException, state: RankState) -> RankFailure:
     )
 
 
-def text_of(error: BaseException, shell: RankShell) -> str:
+def shown_text(error: BaseException, shell: RankShell) -> str:
     """Return what is shown of an error that does not end the cell: its traceback, without our frames."""
-    _leave_out_ours(error)
-    lines = shell.lines_of(error, _text(error))
-    return encodable("\n".join(lines) + _parts_text(error, shell))
+
+    def whole() -> str:
+        _leave_out_ours(error)
+        return "\n".join(shell.lines_of(error)) + _parts_text(error, shell)
+
+    def plain() -> str:
+        frames = _frames(_user_part(traceback_of(error)), shell)
+        lines = [f"{frame.filename}, line {frame.line}\n    {frame.source}" for frame in frames]
+        return "\n".join([*lines, f"{class_name(error)}: {text_of(error)}"])
+
+    return encodable(ask(whole, plain))
 
 
 def _notes(error: BaseException) -> list[str]:
@@ -201,19 +235,27 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _parts(error: BaseException) -> list[BaseException]:
-    """Return the errors in a group, and in groups inside of it."""
+    """Return the errors in a group, and in groups inside of it, which may be nested without end."""
     if not isinstance(error, BaseExceptionGroup):
         return []
-    return [part for each in error.exceptions for part in _parts(each) or [each]]
+    parts: list[BaseException] = []
+    queue = list(reversed(error.exceptions))
+    while queue:
+        part = queue.pop()
+        if isinstance(part, BaseExceptionGroup):
+            queue += reversed(part.exceptions)
+        else:
+            parts.append(part)
+    return parts
 
 
 def _parts_text(error: BaseException, shell: RankShell) -> str:
     """Return a line for each error in a group, of which IPython shows the number only."""
     lines = []
     for part in _parts(error):
-        frames = _frames(part.__traceback__, shell)
+        frames = _frames(traceback_of(part), shell)
         place = f" (line {frames[-1].line} of {frames[-1].filename})" if frames else ""
-        lines.append(f"\n  {type(part).__name__}: {_text(part)}{place}")
+        lines.append(f"\n  {class_name(part)}: {text_of(part)}{place}")
     more = f"\n  … and {len(lines) - _SHOWN_PARTS} more" if len(lines) > _SHOWN_PARTS else ""
     return "".join(lines[:_SHOWN_PARTS]) + more
 
@@ -231,16 +273,9 @@ def _cause(error: BaseException) -> Cause:
     return Cause.ERROR
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as second:  # noqa: BLE001  a user's __str__ may do anything
-        return f"<its text is not available: {type(second).__name__}>"
-
-
 def _pickled(error: BaseException, state: RankState) -> bytes | None:
     """Return the exception by value, or None if it would not arrive as what it is."""
-    return dump_error(error, state.variables)
+    return ask(lambda: dump_error(error, state.variables), lambda: None)
 
 
 def _is_ours(filename: str) -> bool:
@@ -274,7 +309,7 @@ def _leave_out_ours(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        each.__traceback__ = _user_part(each.__traceback__)
+        TRACEBACK.__set__(each, _user_part(traceback_of(each)))
         queue += [each.__cause__, each.__context__]
         if isinstance(each, BaseExceptionGroup):
             queue += each.exceptions

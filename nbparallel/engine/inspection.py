@@ -11,6 +11,7 @@ from IPython.core.completer import provisionalcompleter
 
 from nbparallel import sharing
 from nbparallel.engine.rank_state import RankState
+from nbparallel.errors.questions import class_name, text_of
 from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.inspection import Completion, CompletionRequest, Completions, NamespaceReport, Origin
 
@@ -47,8 +48,8 @@ def inspect_namespace(state: RankState, number: int) -> NamespaceReport:
             for info in reported
         ]
         return NamespaceReport(number, tuple(reported), len(names) - len(reported))
-    except Exception as error:  # noqa: BLE001  a question must not end the rank
-        return NamespaceReport(number, (), 0, f"{type(error).__name__}: {error}")
+    except BaseException as error:  # noqa: BLE001  a question must not end the rank
+        return NamespaceReport(number, (), 0, f"{class_name(error)}: {text_of(error)}")
 
 
 MOST_COMPLETIONS = 300
@@ -66,6 +67,6 @@ def complete(state: RankState, request: CompletionRequest) -> Completions:
                 Completion(c.start, c.text, "" if c.type == "<unknown>" else str(c.type or ""))
                 for c in itertools.islice(offered, MOST_COMPLETIONS)
             )
-    except Exception:  # noqa: BLE001  it runs the user's __dir__; a key press must not end the rank
+    except BaseException:  # noqa: BLE001  it runs the user's __dir__; a key press must not end the rank
         found = ()
     return Completions(request.number, found)

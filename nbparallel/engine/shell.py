@@ -305,8 +305,8 @@ class RankShell(InteractiveShell):
             self._result = outer
             self.after_statement()
 
-    def lines_of(self, error: BaseException, text: str) -> list[str]:
-        """Return the parts of an error's traceback, in the notebook's colours; `text` is what it says."""
+    def lines_of(self, error: BaseException) -> list[str]:
+        """Return the parts of an error's traceback, in the notebook's colours; the error's own code runs."""
         trace = error.__traceback__
         try:
             lines: list[str]
@@ -314,8 +314,6 @@ class RankShell(InteractiveShell):
                 lines = self.SyntaxTB.structured_traceback(type(error), error, None)
             else:
                 lines = self.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
-        except Exception as second:  # noqa: BLE001  formatting runs user code (__repr__, __str__)
-            lines = [f"{type(error).__name__}: {text}", f"(no traceback: {type(second).__name__})"]
         finally:
             self.InteractiveTB.tb = None  # it would keep the frames, and all arrays that they hold
             _forget_parsed()

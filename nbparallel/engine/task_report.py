@@ -16,10 +16,12 @@ from nbparallel.distributed.races.access_log import AccessLog
 from nbparallel.engine import failures
 from nbparallel.engine.rank_state import RankState
 from nbparallel.errors import UnpicklableError
+from nbparallel.errors.questions import class_name, text_of
 from nbparallel.transfer import pickling
 from nbparallel.transfer.shown_values import show_value
 from nbparallel.wire.inspection import DrawnNames, ShownValue
 from nbparallel.wire.messages import (
+    Cause,
     CellTask,
     DrawTask,
     Outcome,
@@ -104,8 +106,10 @@ class TaskReport:
                     broker=state.broker,
                     main_globals=state.variables,
                 )
-            except UnpicklableError as error:
-                problem, text = str(error), text or _text_of(self._value)
+            except BaseException as error:  # noqa: BLE001  the value's own code may raise anything
+                whose = "" if isinstance(error, UnpicklableError) else f"{class_name(error)}: "
+                problem, text = whose + text_of(error), text or _text_of(self._value)
+        described = None if failure is None else failures.describe(failure, state)
         return Outcome(
             number=task.number,
             rank=state.rank,
@@ -114,8 +118,10 @@ class TaskReport:
             value=None if pickled is None else pickled.data,
             value_error=problem,
             text=text,
-            failure=None if failure is None else failures.describe(failure, state),
-            interrupted=isinstance(failure, KeyboardInterrupt) and not hasattr(failure, "_nbparallel_own"),
+            failure=described,
+            interrupted=described is not None
+            and described.cause is Cause.INTERRUPT
+            and issubclass(type(failure), KeyboardInterrupt),
             wall_ns=time.monotonic_ns() - self._started,
             wait_ns=wait_ns,
             notes=self.notes,
@@ -161,7 +167,7 @@ def _text_of(value: Any) -> str:
     """Return the text of what a call returned or a variable holds; a cell's value is text already."""
     try:
         return repr(value)
-    except (Exception, SystemExit):  # noqa: BLE001  it is the user's class
+    except BaseException:  # noqa: BLE001  it is the user's class
         return ""
 
 

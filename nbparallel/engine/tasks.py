@@ -343,7 +343,7 @@ def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
         result = shell.run_cell(shell.source, store_history=False, silent=False)
         if check is not None:
             result.result = check.plain(result.result)
-    error = result.error_before_exec or result.error_in_exec
+    error = result.error_in_exec if result.error_before_exec is None else result.error_before_exec
     if error is None:
         report.succeed(result.result)
     else:

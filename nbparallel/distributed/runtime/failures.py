@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any
 
 from nbparallel.distributed.runtime.call_site import CallSite
@@ -16,6 +15,7 @@ from nbparallel.errors import (
     PeerFailedError,
     rank_list,
 )
+from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
 from nbparallel.wire.control import ControlView, DeathRecord, FailureKind, FailureRecord
 
 MOST_HANDLERS = 100
@@ -49,7 +49,7 @@ def repeat_until_done(step: Callable[[], None]) -> None:
 def line_of(error: BaseException, filename: str) -> int:
     """Return the innermost line of the cell that `error` passed; 0 if it passed none."""
     line = 0
-    trace: TracebackType | None = error.__traceback__
+    trace = traceback_of(error)
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == filename:
             line = trace.tb_lineno
@@ -61,6 +61,14 @@ def describe(
     error: BaseException, rank: int, site: CallSite, *, in_operation: bool
 ) -> tuple[FailureKind, int, str]:
     """Return (kind, origin, message) of the record that `rank` leaves for `error`."""
+    line = line_of(error, site.filename)
+    kind = FailureKind.OPERATION if in_operation else FailureKind.EXCEPTION
+    plain = kind, rank, f"{class_name(error)}{site.place(line)}: {text_of(error)}"
+    return ask(lambda: _known_kind(error, rank) or plain, lambda: plain)
+
+
+def _known_kind(error: BaseException, rank: int) -> tuple[FailureKind, int, str] | None:
+    """Return the record of an error that has a kind of its own, else None."""
     if isinstance(error, KeyboardInterrupt) and not hasattr(error, "_nbparallel_own"):
         return FailureKind.INTERRUPTED, rank, "interrupted"
     if isinstance(error, PeerFailedError):
@@ -71,28 +79,24 @@ def describe(
         return FailureKind.DEADLOCK, rank, str(error)
     if isinstance(error, CollectiveTimeoutError):
         return FailureKind.OPERATION, rank, str(error)
-    line = line_of(error, site.filename)
-    kind = FailureKind.OPERATION if in_operation else FailureKind.EXCEPTION
-    return kind, rank, f"{type(error).__name__}{site.place(line)}: {_text(error)}"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as second:  # noqa: BLE001 - a user's __str__ may do anything
-        return f"<its text is not available: {type(second).__name__}>"
+    return None
 
 
 def without_frames(error: BaseException, rank: int) -> BaseException:
     """Return an error with the same message that keeps no frame alive, for `RankContext.refuse`."""
-    known = isinstance(error, NbParallelError) and not isinstance(error, BaseExceptionGroup)
+    text = text_of(error) or class_name(error)
+    return ask(lambda: _copy(error, text, rank), lambda: PeerFailedError(text, rank=rank))
+
+
+def _copy(error: BaseException, text: str, rank: int) -> BaseException:
+    known = issubclass(type(error), NbParallelError) and not issubclass(type(error), BaseExceptionGroup)
     kind: Any = type(error) if known else PeerFailedError
     builtin: Any = kind
     while builtin.__flags__ & _HEAP_TYPE:
         builtin = builtin.__base__
     # Without `__init__`, which may want more than a text; `__new__` of the builtin class that lays out the
     # objects, because the one that is inherited first need not fit: NbParallelError comes before MemoryError.
-    copy: BaseException = builtin.__new__(kind, _text(error) or type(error).__name__)
+    copy: BaseException = builtin.__new__(kind, text)
     vars(copy)["rank"] = getattr(error, "rank", rank)
     return copy
 

@@ -23,6 +23,7 @@ from nbparallel.errors import (
     SegmentLostError,
     rank_list,
 )
+from nbparallel.errors.questions import traceback_of
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.control_layout import (
@@ -145,7 +146,8 @@ class RankContext:
         if failure is not None:
             kind, origin, text = describe(failure, self.rank, self.call_site, in_operation=False)
             self.view.write_failure(self.rank, kind, cell.number, origin, text)
-            self.cause = self.cause or failure
+            if self.cause is None:  # no `or`: the user's class may define `__bool__`
+                self.cause = failure
         self.words[self.writing] = 0
         self.memory.forget()
         self.write_timing()
@@ -158,7 +160,7 @@ class RankContext:
     def forget_frames(self) -> None:
         """Keep only the message of a failure, for `refuse`: its frames hold the cell's arrays."""
         cause = self.cause
-        if cause is not None and cause.__traceback__ is not None:
+        if cause is not None and traceback_of(cause) is not None:
             self.cause = without_frames(cause, self.rank)
 
     def close(self) -> None:
@@ -335,7 +337,7 @@ class RankContext:
         repeat_until_done(lambda: self._fail(error))
 
     def _fail(self, error: BaseException) -> None:
-        if self.open == 0 and isinstance(error, Exception):
+        if self.open == 0 and issubclass(type(error), Exception):
             self.ready = self.cause is None
         else:
             self._leave(error)

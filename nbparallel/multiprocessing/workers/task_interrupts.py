@@ -25,6 +25,7 @@ from multiprocessing import sharedctypes
 from typing import Any
 
 from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
+from nbparallel.multiprocessing.workers.worker_failures import describable
 
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
 """What other tasks raise that were under way."""
@@ -121,12 +122,14 @@ class InterruptibleTask:
             if interrupts.is_late(self._task):
                 raise CancelledError(INTERRUPTED)
             return self._function(*args, **kwargs)
-        except KeyboardInterrupt:
-            if not interrupts.raised:
-                raise  # the task's own
-            raise CancelledError(INTERRUPTED) from None
+        except BaseException as error:
+            if interrupts.raised and isinstance(error, KeyboardInterrupt):
+                raise CancelledError(INTERRUPTED) from None
+            if (shown := describable(error)) is error:
+                raise
         finally:
             interrupts.disarm()
+        raise shown  # here: the error would be its context, and be asked when that is shown
 
 
 def run_worker(interrupts: TaskInterrupts, target: Callable[..., Any], *args: Any) -> None:

@@ -10,6 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 from nbparallel.errors import RemoteError
+from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
 
 
@@ -22,21 +23,37 @@ class WorkerFailure(NamedTuple):
     message: bytes | None
 
 
-def failure_of(error: Exception, dumps: Callable[[Any], Any] | None = None) -> WorkerFailure:
+def describable(error: BaseException) -> BaseException:
+    """Return `error`; one with its class's name, text and frames where its own code raises when shown."""
+
+    def shown() -> BaseException:
+        traceback.format_exception(error)
+        return error
+
+    def plain() -> BaseException:
+        name, text = class_name(error), text_of(error)
+        frames = "".join(traceback.format_tb(traceback_of(error)))
+        return RemoteError(f"{name}: {text}\n\n{frames}", ename=name, evalue=text)
+
+    return ask(shown, plain)
+
+
+def failure_of(error: BaseException, dumps: Callable[[Any], Any] | None = None) -> WorkerFailure:
     """Return an exception as what refers to no frame, and so keeps nothing alive.
 
     `dumps` pickles it for this very process; otherwise it is pickled for another one.
     """
+    error = describable(error)
     text = "".join(traceback.format_exception(error))
     # a pool's way: the receiver gets the exception with the text of its traceback as cause
-    carried = library.ExceptionWithTraceback(error, error.__traceback__)  # type: ignore[attr-defined]
+    carried = library.ExceptionWithTraceback(error, traceback_of(error))  # type: ignore[attr-defined]
     try:
         data, parcel = pickle_message(carried) if dumps is None else (dumps(carried), 0)
         message = None if parcel else bytes(data)
         withdraw_parcel(parcel)
     except Exception:  # noqa: BLE001  it holds what cannot be sent
         message = None
-    return WorkerFailure(type(error).__name__, str(error), text, message)
+    return WorkerFailure(class_name(error), text_of(error), text, message)
 
 
 def raised(content: WorkerFailure) -> Exception:

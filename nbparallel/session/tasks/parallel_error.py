@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from nbparallel.errors import ParallelError, RankExitError, RemoteError, rank_list
+from nbparallel.errors.questions import CAUSE, text_of
 from nbparallel.transfer.pickling import load_error
 from nbparallel.wire.messages import Cause, RankFailure
 
@@ -74,14 +75,15 @@ def rebuild(failure: RankFailure) -> Exception:
             exception = load_error(failure.exception)
             reason = "it is no Exception"
         except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ or __init__ raises
-            reason = f"it cannot be rebuilt here ({type(error).__name__}: {_one_line(str(error), 200)})"
-    if isinstance(exception, SystemExit):
+            reason = f"it cannot be rebuilt here ({type(error).__name__}: {_one_line(text_of(error), 200)})"
+    kind = type(exception)  # no `isinstance`: it would believe the user's `__class__`
+    if issubclass(kind, SystemExit):
         code = exception.code
         exception = RankExitError(f"rank {failure.rank} called sys.exit({code!r})", code=code)
-    elif not isinstance(exception, Exception):
+    elif not issubclass(kind, Exception):
         text = f"{failure.ename}: {failure.evalue}" if failure.evalue else failure.ename
         exception = RemoteError(f"{text} [{reason}]", ename=failure.ename, evalue=failure.evalue)
-    exception.__cause__ = RankTraceback("\n".join(["", *full_text(failure)]))
+    CAUSE.__set__(exception, RankTraceback("\n".join(["", *full_text(failure)])))
     return exception  # type: ignore[no-any-return]  # what a user's pickle makes has no static type
 
 

@@ -151,3 +151,33 @@ def test_what_a_function_of_the_notebook_raises(kernel: Kernel) -> None:
     assert set(gone) == {"HTTPError HTTP Error 404: gone  404 True"}
     assert set(divide) == {"ZeroDivisionError division by zero   True"}
     assert lines[24:] == ["caught"]
+
+
+def test_an_error_that_raises_when_it_is_shown_costs_its_task(tmp_path: Path) -> None:
+    """Its class and its text arrive, and the worker goes on."""
+    program = """
+class Delegating(Exception):
+    data = {}
+    def __getattr__(self, name):
+        return self.data[name]
+
+def fail(number):
+    raise Delegating(f"task {number}")
+
+def check(call):
+    try:
+        call()
+    except nbp.errors.RemoteError as error:
+        assert error.ename == "Delegating" and "in fail" in str(error), str(error)
+    else:
+        raise AssertionError("nothing was raised")
+
+with ctx.Pool(1) as pool:
+    worker = pool.apply(os.getpid)
+    check(lambda: pool.apply(fail, (1,)))
+    assert pool.apply(os.getpid) == worker
+with ctx.Executor(1) as executor:
+    check(lambda: executor.submit(fail, 1).result())
+    assert executor.submit(abs, -1).result() == 1
+"""
+    run_program(program, tmp_path)

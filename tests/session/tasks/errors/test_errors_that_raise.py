@@ -1,0 +1,136 @@
+"""Errors whose own methods raise: a rank reports class and line, and keeps its variables."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nbparallel.errors import ParallelError
+from nbparallel.session import Session
+
+RAISES = "raise RuntimeError('no')"
+ERROR = "class Odd(Exception):\n    {}\nraise Odd('text')"
+PROGRAMS = {
+    "repr of an argument": f"class B:\n    def __repr__(self): {RAISES}\nraise ValueError(B())",
+    "SystemExit of an argument": "class B:\n    def __repr__(self): raise SystemExit\nraise ValueError(B())",
+    "str": ERROR.format(f"def __str__(self): {RAISES}"),
+    "str is None": "class Odd(ValueError):\n    def __str__(self): return None\nraise Odd('text')",
+    "str interrupts": ERROR.format("def __str__(self): raise KeyboardInterrupt"),
+    "delegates": ERROR.format("data = {}\n    def __getattr__(self, name): return self.data[name]"),
+    "deep list": "x = []\nfor _ in range(1000): x = [x]\nraise ValueError(x)",
+    "deep groups": "e = ValueError(1)\nfor _ in range(500): e = ExceptionGroup('g', [e])\nraise e",
+    "class": ERROR.format(f"@property\n    def __class__(self): {RAISES}"),
+    "cause": ERROR.format(f"@property\n    def __cause__(self): {RAISES}"),
+    "reduce": ERROR.format("def __reduce_ex__(self, protocol): raise KeyboardInterrupt"),
+    "everything": ERROR.format("def __getattribute__(self, name): raise SystemExit"),
+    "false": ERROR.format("def __bool__(self): raise KeyboardInterrupt"),
+    "metaclass": "class M(type):\n    def __getattribute__(cls, name): raise KeyboardInterrupt\n"
+    "class Odd(Exception, metaclass=M): pass\nraise Odd('text')",
+    "in an operation": "class Odd(Exception):\n    def __str__(self): raise KeyboardInterrupt\n"
+    "class B:\n    def __reduce_ex__(self, protocol): raise Odd\nall_gather(B())",
+}
+
+
+@pytest.fixture(scope="module")
+def session() -> Session:
+    """Two ranks for all tests."""
+    with Session(2) as session:
+        session.run("pass")  # the first epoch's control segment is there before the first leak check
+        yield session
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_rank_survives_what_an_error_raises_when_it_is_asked(session: Session, name: str) -> None:
+    """The error has its class's name and its line, and the ranks' variables are there."""
+    session.push(kept=name)
+    with pytest.raises(ParallelError) as caught:
+        session.run(PROGRAMS[name])
+    last = PROGRAMS[name].count("\n") + 1
+    expected = {"repr": "ValueError", "Syst": "ValueError", "deep": "ValueError"}.get(name[:4], "Odd")
+    for failure in caught.value.failures.values():
+        if name != "in an operation":  # there it is an error of the operation
+            assert failure.ename == ("ExceptionGroup" if name == "deep groups" else expected)
+            assert failure.line == last
+    assert list(session.pull("kept")) == [name, name]
+
+
+def test_a_value_that_raises_costs_its_value_only(session: Session) -> None:
+    """A result that raises KeyboardInterrupt when it is pickled stays on its rank."""
+    session.run("class V:\n    def __reduce_ex__(self, protocol): raise KeyboardInterrupt\nkept = V()")
+    with pytest.raises(Exception, match="KeyboardInterrupt"):
+        session.pull("kept")
+    assert session.run("type(kept).__name__").values == ["V", "V"]
+    session.run("class Q:\n    @property\n    def __class__(self): raise SystemExit\nkept = Q()")
+    session.who()
+    assert session.run("1").values == [1, 1]
+
+
+METHODS = (
+    "__str__(self)", "__repr__(self)", "__getattr__(self, name)", "__getattribute__(self, name)",
+    "__len__(self)",
+    "__reduce_ex__(self, protocol)", "__eq__(self, other)", "__bool__(self)",
+    "__setattr__(self, name, value)",
+    "__iter__(self)", "with_traceback(self, trace)",
+)  # fmt: skip
+NAMES = (
+    "__class__",
+    "__cause__",
+    "__context__",
+    "__notes__",
+    "__traceback__",
+    "args",
+    "name",
+    "code",
+    "rank",
+)
+BODIES = (
+    "raise KeyError(1)", "raise KeyboardInterrupt", "raise SystemExit(3)", "raise self", "return None",
+    "return 3", "return ''", "return self", "raise GeneratorExit", "yield 1",
+)  # fmt: skip
+BASES = (
+    "Exception",
+    "ValueError",
+    "NameError",
+    "TypeError",
+    "AttributeError",
+    "KeyError",
+    "OSError",
+    "BaseException",
+)
+WAYS = (
+    "raise Odd('t')", "raise ValueError(Odd('t'))", "raise ValueError('o') from Odd('t')",
+    "raise Odd('t') from None", "raise BaseExceptionGroup('g', [Odd('t'), ValueError(1)])",
+    "try:\n    raise Odd('t')\nexcept BaseException:\n    raise ValueError('second')",
+    "import asyncio\nawait asyncio.sleep(0)\nraise Odd('t')", "exec(\"raise Odd('t')\")",
+)  # fmt: skip
+
+RAISED = {"Odd", "ValueError", "BaseExceptionGroup", "ExceptionGroup"}
+ASKED = {"KeyboardInterrupt", "RankExitError", "KeyError", "GeneratorExit"}
+"""Where Python itself asks the error, while the cell runs."""
+
+
+def program(seed: int) -> str:
+    """Return a cell that raises an error of a class with random methods."""
+    chosen = random.Random(seed)
+    lines = [f"class Odd({chosen.choice(BASES)}):", "    pass"]
+    for method in chosen.sample(METHODS, chosen.randint(0, 3)):
+        lines.append(f"    def {method}: {chosen.choice(BODIES)}")
+    for name in chosen.sample(NAMES, chosen.randint(0, 2)):
+        lines += ["    @property", f"    def {name}(self): {chosen.choice(BODIES)}"]
+    return "\n".join([*lines, chosen.choice(WAYS)])
+
+
+@pytest.mark.time_limit(60)
+def test_no_random_error_ends_a_rank(session: Session) -> None:
+    """200 programs: whatever the methods of an error do, its class is named and no rank ends."""
+    session.push(kept=1)
+    for seed in range(200):
+        try:
+            session.run(program(seed))
+        except ParallelError as error:
+            names = {failure.ename for failure in error.failures.values()}
+            assert names <= RAISED | ASKED, program(seed)
+        else:
+            pytest.fail(f"no error: {program(seed)}")
+    assert list(session.pull("kept")) == [1, 1]
