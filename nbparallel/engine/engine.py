@@ -28,7 +28,7 @@ from nbparallel.errors import ProtocolError, host_of_rank
 from nbparallel.transfer import definitions
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.messages import Configure, JoinWorld, Outcome, Task
+from nbparallel.wire.messages import Configure, JoinWorld, Outcome, Task, runs_user_code
 
 MANY_MODULES = 100
 """A cell that has imported so many leaves enough objects that a full collection is due soon; arbitrary."""
@@ -167,7 +167,8 @@ class Engine:
         state.defaults.set(world_size=join.world_size)
 
     def _run(self, task: Task, fds: list[int]) -> None:
-        self.state.output.task = task.number
+        output = self.state.output
+        output.task, output.runs = task.number, runs_user_code(task)
         modules = len(sys.modules)
         try:
             outcome, self._keepalive = tasks.run_task(self.state, task, fds)
@@ -182,5 +183,6 @@ class Engine:
         self._release_unused()  # `release_idle_memory` follows every frame, and drains
 
     def _report(self, outcome: Outcome) -> None:
+        self.state.output.runs = False
         self.state.output.settle()
         self._channel.send(Kind.OUTCOME, pickle_message(outcome), sequence=outcome.number)

@@ -111,8 +111,8 @@ class RankStream(io.TextIOBase):
 
     Notes
     -----
-    Any thread may write.  A thread that an earlier task started is sent on the socket with that task's
-    number instead, so that its text lands in the cell that caused it.
+    Any thread may write, and its text lands in the cell that runs.  While none does, text of a thread that an
+    earlier task started is sent on the socket with that task's number, so that it lands in the thread's cell.
     """
 
     def __init__(self, output: RankOutput, fd: int, name: str) -> None:
@@ -204,13 +204,17 @@ class RankOutput:
         self._reopened: set[str] = set()
         self.task = 0
         """Number of the task that runs, or ran last."""
+        self.runs = False
+        """Whether the user's code runs in it: all that threads write is the task's then."""
 
     def put_back(self) -> None:
         """Make these Python's streams again: a cell may have put others there, or None."""
         sys.stdout, sys.stderr = self.stdout, self.stderr
 
     def foreign_task(self) -> int | None:
-        """Return the task that started the calling thread, if it is an earlier one."""
+        """Return the task that started the calling thread, if it is an earlier one and no cell runs."""
+        if self.runs:
+            return None
         thread = threading.current_thread()
         task: int | None = getattr(thread, "_nbparallel_task", None)
         return task if task is not None and task != self.task and os.getpid() == self._pid else None
@@ -293,7 +297,7 @@ class RankOutput:
             self._channel.send(Kind.ACCESSES, pickle_message(message), sequence=message.number)
 
     def send_late(self, task: int, name: str, text: str) -> None:
-        """Send what a thread of an earlier task printed."""
+        """Send what a thread of an earlier task printed while no cell runs."""
         with contextlib.suppress(ChannelClosedError):  # no reader is left
             self._channel.send(Kind.STREAM, pickle_message(Stream(task, name, text)), sequence=task)
 

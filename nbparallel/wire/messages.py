@@ -325,7 +325,7 @@ class InputReply(Message):
 
 @dataclass(frozen=True, slots=True)
 class Stream(Message):
-    """Text that a thread of an earlier task printed."""
+    """Text that a thread of an earlier task printed while no cell ran."""
 
     number: int
     """The task that started the thread."""

@@ -89,37 +89,87 @@ def test_both_streams_and_displays_arrive_in_the_order_in_which_they_were_made(f
     assert seen == [*wanted, ("result", "'value'")]
 
 
-def test_a_thread_of_an_earlier_cell_prints_into_that_cell(four: Session) -> None:
-    """Late output is the earlier cell's, whatever runs meanwhile."""
-    texts: dict[str, list[str]] = {"early": [], "late": []}
+class TextSink:
+    """Keeps the text of a rank."""
 
-    class Sink:
-        def __init__(self, name: str) -> None:
-            self.name = name
+    def __init__(self) -> None:
+        self.text = ""
 
-        def stream(self, rank: int, name: str, text: str) -> None:
-            texts[self.name].append(text)
+    def stream(self, rank: int, name: str, text: str) -> None:
+        """Take text."""
+        self.text += text
 
-        def note(self, text: str) -> None:
-            pass
+    def note(self, text: str) -> None:
+        """Take no note."""
 
-        def finish(self) -> None:
-            pass
+    def finish(self) -> None:
+        """Do nothing."""
 
-        display = result = clear = None  # type: ignore[assignment]
+    display = result = clear = None
 
+
+def test_a_thread_of_an_earlier_cell_prints_into_the_cell_that_runs(four: Session) -> None:
+    """While none runs, its text is that of the cell that started it."""
+    early, late = TextSink(), TextSink()
     four.run(
         "import threading\n"
-        "go = threading.Event(); done = threading.Event()\n"
+        "go, done, last, ended = [threading.Event() for _ in range(4)]\n"
         "def later():\n"
-        "    go.wait(10); print('from the thread'); done.set()\n"
+        "    go.wait(10); print('while a cell runs'); done.set()\n"
+        "    last.wait(10); print('while none runs'); ended.set()\n"
         "thread = threading.Thread(target=later); thread.start()",
-        sink=Sink("early"),  # type: ignore[arg-type]
+        sink=early,  # type: ignore[arg-type]
         ranks=[1],
     )
-    four.run("print('now'); go.set(); _ = done.wait(10); thread.join()", sink=Sink("late"), ranks=[1])  # type: ignore[arg-type]
-    assert "".join(texts["early"]) == "from the thread\n"
-    assert "".join(texts["late"]) == "now\n"
+    four.run(
+        "print('now'); go.set(); _ = done.wait(10); threading.Timer(0.3, last.set).start()",
+        sink=late,  # type: ignore[arg-type]
+        ranks=[1],
+    )
+    wait_until(lambda: early.text != "", 10, "the text of the thread")
+    assert early.text == "while none runs\n"
+    assert late.text == "now\nwhile a cell runs\n"
+    four.run("thread.join()", ranks=[1])
+
+
+KEPT_THREADS = {
+    "bash": ("", "%%bash\necho {}"),
+    "executor": (
+        "from concurrent.futures import ThreadPoolExecutor\nkept = ThreadPoolExecutor(1)",
+        "kept.submit(print, '{}').result()",
+    ),
+    "dummy": (
+        "import multiprocessing.dummy\nkept = multiprocessing.dummy.Pool(1)",
+        "kept.apply(print, ('{}',))",
+    ),
+    "queue": (
+        "import queue, threading\nq = queue.Queue()\ndef work():\n    while True:\n"
+        "        print(q.get()); q.task_done()\nthreading.Thread(target=work, daemon=True).start()",
+        "q.put('{}'); q.join()",
+    ),
+    "listener": (
+        "import logging, logging.handlers, queue, sys\nq = queue.SimpleQueue()\n"
+        "class Printing(logging.Handler):\n    def emit(self, record): print(record.getMessage())\n"
+        "listener = logging.handlers.QueueListener(q, Printing()); log = logging.Logger('kept')\n"
+        "log.addHandler(logging.handlers.QueueHandler(q))",
+        "listener.start(); log.warning('{}'); listener.stop()",
+    ),
+    "loop": (
+        "import asyncio, threading\nloop = asyncio.new_event_loop()\n"
+        "threading.Thread(target=loop.run_forever, daemon=True).start()\nasync def say(x): print(x)",
+        "asyncio.run_coroutine_threadsafe(say('{}'), loop).result()",
+    ),
+}
+"""What starts a thread, and a cell that has it print."""
+
+
+@pytest.mark.parametrize("kind", KEPT_THREADS)
+def test_what_a_kept_thread_prints_for_a_cell_is_that_cells(four: Session, kind: str) -> None:
+    """Scripts of IPython, pools of threads, listeners and loops keep one thread for all cells."""
+    before, cell = KEPT_THREADS[kind]
+    four.run(before, ranks=[1])
+    for word in ("one", "two", "three"):
+        assert four.run(cell.format(word), ranks=[1])[1].stdout == f"{word}\n"
 
 
 @pytest.mark.by_turns

@@ -176,7 +176,7 @@ with ctx.Pool(1) as pool:
     worker = pool.apply(os.getpid)
     check(lambda: pool.apply(fail, (1,)))
     assert pool.apply(os.getpid) == worker
-with ctx.Executor(1) as executor:
+with mp.Executor(1) as executor:
     check(lambda: executor.submit(fail, 1).result())
     assert executor.submit(abs, -1).result() == 1
 """
