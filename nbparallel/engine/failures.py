@@ -49,10 +49,6 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
 
     `follows_names` is false for a cell that was run without a namespace: it has none of its caller's names.
     """
-    return ask(lambda: _improve(error, state, follows_names=follows_names), lambda: error)
-
-
-def _improve(error: BaseException, state: RankState, *, follows_names: bool) -> BaseException:
     if isinstance(error, SystemExit):
         code = error.code
         shown_code = "" if code is None else repr(code)

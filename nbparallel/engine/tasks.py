@@ -17,6 +17,7 @@ from nbparallel.engine import environment, failures
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.task_report import TaskReport, snapshot
 from nbparallel.errors import InternalError
+from nbparallel.errors.questions import ask
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.cell_sources import label_of
@@ -107,9 +108,8 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
         state.output.flush()
         os._exit(0 if report.ok else 1)
     if report.failure is not None:
-        follows_names = not isinstance(task, CellTask) or task.follows_names
-        _note_word(report.failure, () if uses is None else uses.in_strings)
-        report.fail(failures.improve(report.failure, state, follows_names=follows_names))
+        failure = report.failure
+        report.fail(ask(lambda: _improved(failure, state, task), lambda: failure))
     if uses is not None and hidden is not None:
         report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own, hidden)
         report.notes += state.names.describe_changed(uses, own)
@@ -125,6 +125,13 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
             for sentence in communicator.unreleased:
                 sys.stderr.write(f"nbparallel: {sentence}\n")
     return report.outcome()
+
+
+def _improved(failure: BaseException, state: RankState, task: Task) -> BaseException:
+    """Return what the user should see instead of a failure; its own code runs."""
+    cell = task if isinstance(task, CellTask) else None
+    _note_word(failure, () if cell is None or cell.uses is None else cell.uses.in_strings)
+    return failures.improve(failure, state, follows_names=cell is None or cell.follows_names)
 
 
 _MISSES_NAMES = (KeyError, NameError, ImportError, AttributeError)

@@ -126,7 +126,7 @@ def test_a_thread_of_an_earlier_cell_prints_into_the_cell_that_runs(four: Sessio
         sink=late,  # type: ignore[arg-type]
         ranks=[1],
     )
-    wait_until(lambda: early.text != "", 10, "the text of the thread")
+    wait_until(lambda: early.text, "the text of the thread")
     assert early.text == "while none runs\n"
     assert late.text == "now\nwhile a cell runs\n"
     four.run("thread.join()", ranks=[1])
@@ -148,11 +148,13 @@ KEPT_THREADS = {
         "q.put('{}'); q.join()",
     ),
     "listener": (
-        "import logging, logging.handlers, queue, sys\nq = queue.SimpleQueue()\n"
-        "class Printing(logging.Handler):\n    def emit(self, record): print(record.getMessage())\n"
+        "import logging, logging.handlers, queue, threading\n"
+        "q = queue.SimpleQueue(); said = threading.Semaphore(0)\n"
+        "class Printing(logging.Handler):\n"
+        "    def emit(self, record): print(record.getMessage()); said.release()\n"
         "listener = logging.handlers.QueueListener(q, Printing()); log = logging.Logger('kept')\n"
-        "log.addHandler(logging.handlers.QueueHandler(q))",
-        "listener.start(); log.warning('{}'); listener.stop()",
+        "log.addHandler(logging.handlers.QueueHandler(q)); listener.start()",
+        "log.warning('{}'); _ = said.acquire()",
     ),
     "loop": (
         "import asyncio, threading\nloop = asyncio.new_event_loop()\n"
