@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from nbparallel.cluster.contract import MOST_EVENT, ClusterNode, Link, NodePort, load_node
 from nbparallel.errors import ChannelClosedError
-from nbparallel.wire.system import roomy_pair, send_all
+from nbparallel.wire.system import roomy_pair, send_all, without_debugger
 
 NODE = "nbparallel.cluster.node_process:start_node"
 """What an adapter is asked to start."""
@@ -53,10 +53,11 @@ def start_process(host: str, spec: str) -> tuple[subprocess.Popen[bytes], socket
     try:
         path = json.dumps([entry or os.getcwd() for entry in sys.path])
         words = [sys.executable, "-c", _MAIN, path, str(theirs.fileno()), str(os.getpid()), host, spec]
-        process = subprocess.Popen(
-            words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
+        with without_debugger():
+            process = subprocess.Popen(
+                words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
     except BaseException:
         ours.close()
         log.close()

@@ -16,8 +16,10 @@ import os
 import resource
 import select
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 PAUSE_SECONDS = 0.001
@@ -61,6 +63,22 @@ def send_all(sock: socket.socket, *parts: bytes | memoryview) -> None:
         parts = (b"".join(parts),)
     for part in parts:
         sock.sendall(part)
+
+
+def is_debugged() -> bool:
+    """Return whether a debugger (pydevd: JupyterLab's, VS Code's) rewrites the command lines of children."""
+    patched = getattr(sys.modules.get("_posixsubprocess"), "fork_exec", None)
+    return getattr(patched, "__module__", "").endswith("pydev_monkey")
+
+
+def without_debugger() -> AbstractContextManager[object]:
+    """Let this thread start processes in the block as they are: they have no debugger to connect to.
+
+    pydevd would rewrite the command line of each child that looks like Python; what it starts then waits for
+    a debugger, and is another process than the one whose parent and descriptors we know.
+    """
+    skip = getattr(sys.modules.get("_pydev_bundle.pydev_monkey"), "skip_subprocess_arg_patch", None)
+    return nullcontext() if skip is None else skip()  # type: ignore[no-any-return]
 
 
 def do_all(*steps: Callable[[], object]) -> None:

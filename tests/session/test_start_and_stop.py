@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from nbparallel.session import Session
 from nbparallel.testing.processes import rank_pool
 from nbparallel.testing.waiting import wait_until
+from tests.multiprocessing.programs import run_program
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -126,3 +128,20 @@ def test_an_idle_session_uses_no_cpu() -> None:
         before = wait_until(calm)  # ranks tidy up for a moment after they have reported
         time.sleep(1.0)  # the subject: a second in which nothing may happen
         assert activity() == before
+
+
+def test_ranks_and_workers_start_below_a_debugger(tmp_path: Path) -> None:
+    """JupyterLab's rewrites the command lines of children; ours start as they are, and one line says so."""
+    program = """
+os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
+import debugpy
+debugpy.listen(("127.0.0.1", 0))
+with nbp.Session(2) as session:
+    first, second = session.run("rank"), session.run("rank")
+assert first.values == second.values == [0, 1]
+assert "debugger does not see ranks" in first.notes[0] and not second.notes
+for method in "forkserver", "spawn":
+    with mp.get_context(method).Pool(1) as pool:
+        assert pool.apply_async(abs, (-1,)).get(30) == 1
+"""
+    run_program(program, tmp_path)

@@ -33,6 +33,7 @@ from nbparallel.supervisor.external.listener import DRAFT, SOCKET
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import peer_of
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
+from nbparallel.wire.system import without_debugger
 
 PAUSE_SECONDS = 0.005
 """Between two attempts while another process starts the supervisor; arbitrary."""
@@ -284,16 +285,17 @@ def _start(directory: int, place: str, log: int) -> Channel:
     marks = ("NBP_SESSION", "NBP_CLIENT", "NBP_OWNER")
     given = [directory, theirs.fileno()]
     try:
-        popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-E", "-c", _CODE, _PARENT, *map(str, given), place],
-            stdin=subprocess.DEVNULL,
-            stdout=log,  # never the launcher's pipes: it would wait for their end
-            stderr=log,
-            pass_fds=given,
-            start_new_session=True,
-            cwd="/",
-            env={name: value for name, value in os.environ.items() if name not in marks},
-        )
+        with without_debugger():
+            popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-E", "-c", _CODE, _PARENT, *map(str, given), place],
+                stdin=subprocess.DEVNULL,
+                stdout=log,  # never the launcher's pipes: it would wait for their end
+                stderr=log,
+                pass_fds=given,
+                start_new_session=True,
+                cwd="/",
+                env={name: value for name, value in os.environ.items() if name not in marks},
+            )
         popen.wait(START_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         mine.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import NEEDED, pickle_process
+from nbparallel.wire.system import without_debugger
 
 PRELOADED = ("nbparallel.multiprocessing.pool", "multiprocessing.popen_forkserver", *NEEDED)
 """What the server has loaded before it forks: all that a process, or a first array in one, would load."""
@@ -36,8 +37,12 @@ class PackageForkServer(forkserver.ForkServer):
             preload = self._preload_modules
             self.__init__()  # type: ignore[misc]
             self._preload_modules = preload
-        resource_tracker.ensure_running()  # which would unblock it
-        with interrupts_blocked():  # it has the handler of Python while it loads, and its children begin so
+        with without_debugger():
+            resource_tracker.ensure_running()  # which would unblock it
+        with (
+            interrupts_blocked(),
+            without_debugger(),
+        ):  # it has the handler of Python while it loads, and its children begin so
             super().ensure_running()
 
 

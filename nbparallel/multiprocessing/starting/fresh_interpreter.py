@@ -8,6 +8,7 @@ from typing import Any
 
 from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import pickle_process
+from nbparallel.wire.system import without_debugger
 
 
 class SpawnPopen(popen_spawn_posix.Popen):
@@ -28,11 +29,12 @@ class SpawnPopen(popen_spawn_posix.Popen):
         return fd
 
     def _launch(self, process_obj: Any) -> None:  # the library's, with other preparation data
-        tracker_fd: Any = resource_tracker.getfd()
-        self._fds.append(tracker_fd)
         self._copies: list[int] = []
         try:
-            self._start(process_obj, tracker_fd)
+            with without_debugger():  # nested blocks would end at the first one's end
+                tracker_fd: Any = resource_tracker.getfd()
+                self._fds.append(tracker_fd)
+                self._start(process_obj, tracker_fd)
         finally:
             for copy in self._copies:
                 os.close(copy)

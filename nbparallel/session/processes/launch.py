@@ -23,7 +23,7 @@ from nbparallel.session.processes import process_context
 from nbparallel.session.processes.process_context import process_attributes
 from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.system import do_all, ready
+from nbparallel.wire.system import do_all, ready, without_debugger
 
 
 def free_port() -> int:
@@ -86,7 +86,7 @@ class SupervisorLaunch:
             self.segments, segments = _channel(ours, given)
             inherited = [control.fileno(), segments.fileno(), kernel, self.log]
             self._process_attributes = process_attributes()
-            with as_start_error("a process for the supervisor"), _interrupts_blocked():
+            with as_start_error("a process for the supervisor"), _interrupts_blocked(), without_debugger():
                 self.popen = subprocess.Popen(
                     [*process_context.supervisor_argv(), *map(str, inherited)],
                     stdin=subprocess.DEVNULL,

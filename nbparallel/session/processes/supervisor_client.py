@@ -24,10 +24,14 @@ from nbparallel.session.processes.rank_death import CLOSED_SOCKETS, RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.refusals import as_start_error, start_error
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.system import do_all, ready
+from nbparallel.wire.system import do_all, is_debugged, ready
 
 STOP_SECONDS = 2.0
 """Bound for an orderly stop; then the supervisor is killed, and its ranks die with it."""
+
+
+NOT_DEBUGGED = "the notebook's debugger does not see ranks: put `breakpoint()` into a cell to stop on them"
+"""What is said when ranks start below a debugger."""
 
 
 class SupervisorClient:
@@ -59,6 +63,8 @@ class SupervisorClient:
         self.oom_kills = OomKillCounter()
         self.notes: deque[str] = deque()
         """Lines for the user, shown when the next cell ends."""
+        if is_debugged():
+            self.notes.append(NOT_DEBUGGED)
         self.stopping = False
         self.dead = False
         self._popen, self._log = launch.popen, launch.log
