@@ -17,6 +17,7 @@ import numpy as np
 
 import nbparallel
 from nbparallel.engine import debugger
+from nbparallel.engine.interrupts import IMPORT_SYSTEM
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
@@ -284,16 +285,25 @@ def _has_user_frame(trace: TracebackType | None) -> bool:
     return trace is not None
 
 
-def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """Return the frames of the user's code and of other libraries: without ours, wherever they stand."""
+def _user_part(trace: TracebackType | None, *, into_imports: bool = True) -> TracebackType | None:
+    """Return the frames of the user's code and of other libraries: without ours, wherever they stand.
+
+    `into_imports` is false for an interrupt: where in an import it was says nothing, and the sources of such
+    frames take seconds.
+    """
     kept = []
-    while trace is not None:
+    while trace is not None and (into_imports or not _is_imported(trace.tb_frame)):
         if not _is_ours(trace.tb_frame.f_code.co_filename):
             kept.append(trace)
         trace = trace.tb_next
     for frame, following in zip(kept, [*kept[1:], None], strict=True) if kept else ():
         frame.tb_next = following
     return kept[0] if kept else None
+
+
+def _is_imported(frame: FrameType) -> bool:
+    """Return whether a frame is a module's that an import ran, whose own frames Python leaves out."""
+    return frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(IMPORT_SYSTEM)
 
 
 def _leave_out_ours(error: BaseException) -> None:
@@ -305,7 +315,8 @@ def _leave_out_ours(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        TRACEBACK.__set__(each, _user_part(traceback_of(each)))
+        interrupt = issubclass(type(each), KeyboardInterrupt)
+        TRACEBACK.__set__(each, _user_part(traceback_of(each), into_imports=not interrupt))
         queue += [each.__cause__, each.__context__]
         if isinstance(each, BaseExceptionGroup):
             queue += each.exceptions

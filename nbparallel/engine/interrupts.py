@@ -19,9 +19,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
-IMPORT_SECONDS = 3.0
-"""How long interrupts wait for the end of an import; the kernel kills a rank that does not stop in 5 s."""
-_IMPORT_SYSTEM = "<frozen importlib._bootstrap"
+from nbparallel.wire.control import IMPORT_SECONDS
+
+IMPORT_SYSTEM = "<frozen importlib._bootstrap"
 """How the file names of its frames begin."""
 
 # `signal.getsignal` first looks whether it is a member of an enumeration, which takes 15 µs in every cell.
@@ -33,6 +33,12 @@ class InterruptWords(Protocol):
 
     def read_interrupt(self, rank: int) -> tuple[int, int]:
         """Return (task number, sequence) as the kernel wrote them."""
+
+    def write_importing(self, rank: int, task: int) -> None:
+        """Tell the kernel that an import goes on first."""
+
+    def write_ended(self, rank: int, task: int) -> None:
+        """Tell the kernel that the task's code has ended."""
 
 
 class Interrupts:
@@ -66,6 +72,11 @@ class Interrupts:
         self._tasks[:] = [task]
         self._inspect()
 
+    def end(self, task: int) -> None:
+        """Tell the kernel that the task's code has ended, once disarmed: the report follows."""
+        if self._words is not None:
+            self._words.write_ended(self._rank, task)
+
     @property
     def raised(self) -> bool:
         """Whether the kernel has interrupted the task that runs, or ran last."""
@@ -85,10 +96,12 @@ class Interrupts:
 
     def _waits_for_import(self, frame: FrameType | None) -> bool:
         """Return whether `frame` is part of an import that may go on."""
-        while frame is not None and not frame.f_code.co_filename.startswith(_IMPORT_SYSTEM):
+        while frame is not None and not frame.f_code.co_filename.startswith(IMPORT_SYSTEM):
             frame = frame.f_back
         if frame is None:
             return False
         now = time.monotonic()
         self._due = self._due or now + IMPORT_SECONDS
+        if now < self._due and self._words is not None and self._tasks:
+            self._words.write_importing(self._rank, self._tasks[0])
         return now < self._due

@@ -100,6 +100,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
                 communicator.finish_cell()
         finally:
             state.interrupts.disarm()
+            state.interrupts.end(task.number)
             state.output.put_back()
             state.breakpoints.end_task()
     except BaseException as error:  # noqa: BLE001  a rank survives everything and reports it

@@ -150,6 +150,10 @@ def _seal(fd: int) -> None:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
+IMPORT_SECONDS = 3.0
+"""How long interrupts wait for the end of an import; by so much later the kernel kills a rank."""
+
+
 class ControlView:
     """A mapping of one control segment: the words, and functions to read and write them.
 
@@ -202,6 +206,19 @@ class ControlView:
         w = self.layout.rank_word(rank, INTERRUPT)
         sequence = self.words[w + 1]
         return self.words[w], sequence
+
+    def write_importing(self, rank: int, task: int) -> None:
+        """Record that an interrupt of `task` waits for the end of an import."""
+        self.words[self.layout.rank_word(rank, INTERRUPT) + 2] = task
+
+    def write_ended(self, rank: int, task: int) -> None:
+        """Record that the code of `task` has ended: what remains is the report."""
+        self.words[self.layout.rank_word(rank, INTERRUPT) + 3] = task
+
+    def read_progress(self, rank: int) -> tuple[int, int]:
+        """Return the tasks that `write_importing` and `write_ended` recorded last; 0: none."""
+        w = self.layout.rank_word(rank, INTERRUPT)
+        return self.words[w + 2], self.words[w + 3]
 
     def abandoned_locks(self) -> list[AbandonedLock]:
         """Return the locks whose holder died, in this epoch or before, and which no rank has got since."""

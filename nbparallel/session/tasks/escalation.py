@@ -22,7 +22,7 @@ from functools import partial
 from nbparallel.errors import rank_list
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.tasks.cell import CellOptions
-from nbparallel.wire.control import ControlView
+from nbparallel.wire.control import IMPORT_SECONDS, ControlView
 
 GRACE_SECONDS = 1.0
 """Time between the first failure and the interrupt of ranks that still compute."""
@@ -30,6 +30,8 @@ REPEAT_SECONDS = 0.5
 """Time between two interrupts of a rank: the code that one hit may have swallowed the exception."""
 KILL_SECONDS = 5.0
 """Time between the first interrupt and the kill of ranks that have not stopped."""
+REPORT_SECONDS = 14.0
+"""The same for a rank whose code has stopped: its report asks the user's errors for their texts."""
 POLL_SECONDS = 0.25
 """Longest sleep of the waiting thread while a step may be due."""
 UNANSWERED = "ended: no answer to the interrupt"
@@ -44,7 +46,9 @@ class InterruptEscalation:
     2. `REPEAT_SECONDS` later, and so on: SIGINT;
     3. the user interrupts a second time: SIGINT, and a note that names the ranks;
     4. the user interrupts a third time, or `KILL_SECONDS` have passed since the first SIGINT: the rank is
-       killed.  After the failure of another rank alone no rank is killed: it may be in a long C function.
+       killed.  By the clock `IMPORT_SECONDS` later if an import held the interrupt back, and after
+       `REPORT_SECONDS` if the code has ended and the report is under way.  After the failure of another rank
+       alone no rank is killed: it may be in a long C function.
 
     Parameters
     ----------
@@ -129,8 +133,15 @@ class InterruptEscalation:
             if handle.rank in self._sent and now - self._sent[handle.rank][1] >= REPEAT_SECONDS:
                 self._send(handle)
         wanted = self.interrupted or self.timed_out
-        if wanted and self._since is not None and now - self._since >= KILL_SECONDS:
-            self._kill_all(running)
+        if wanted and self._since is not None:
+            self._kill_all([each for each in running if now - self._since >= self._limit(each.rank)])
+
+    def _limit(self, rank: int) -> float:
+        """Return how long after the first interrupt a rank is killed."""
+        importing, ended = self._control.read_progress(rank)
+        if ended == self._task:
+            return REPORT_SECONDS
+        return KILL_SECONDS + IMPORT_SECONDS * (importing == self._task)
 
     def _interrupt_for_peer(self, running: Sequence[RankHandle]) -> None:
         """Interrupt ranks once because another one has failed."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.session import Session
+from nbparallel.session.tasks import escalation
 from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
 
@@ -108,3 +109,52 @@ def test_f20_an_import_without_end_is_interrupted(session: Session, module: Path
     wait.join()
     assert list(session.run("kept").values) == [1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.by_turns
+def test_f22_the_limit_of_the_kill_counts_no_import(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank whose interrupt waits for an import lives, and its traceback ends at the cell's line."""
+    monkeypatch.setattr(escalation, "KILL_SECONDS", 1.0)
+    (tmp_path / "takes_long.py").write_text("import time\nfor _ in range(4): time.sleep(0.5)\n")
+    session.run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nkept = 1")
+    pending = session.submit("import takes_long\nwhile True: pass")
+    time.sleep(0.3)
+    pending.cancel()
+    assert isinstance(pending.exception(15), KeyboardInterrupt)
+    assert list(session.run("kept").values) == [1]
+
+
+@pytest.mark.by_turns
+def test_f22_no_frames_of_an_import_that_was_interrupted(session: Session, tmp_path: Path) -> None:
+    """Their sources, of a large library, would take seconds; the cell's line says all."""
+    (tmp_path / "takes_longer.py").write_text(
+        "import time\ndef wait(): time.sleep(0.5)\nwhile True: wait()\n"
+    )
+    session.run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})")
+    pending = session.submit("x = 1\nimport takes_longer")
+    time.sleep(0.3)
+    pending.cancel()
+    stopped = pending.exception(15)
+    assert isinstance(stopped, KeyboardInterrupt)
+    (failure,) = stopped.failures.values()  # type: ignore[attr-defined]
+    assert [frame.line for frame in failure.frames] == [2]
+    assert "takes_longer.py" not in "".join(failure.traceback)
+
+
+@pytest.mark.by_turns
+def test_f22_a_report_that_is_under_way_is_an_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that takes long to say what it is does not cost the rank."""
+    monkeypatch.setattr(escalation, "KILL_SECONDS", 1.0)
+    session.run(
+        "import time\nkept = 1\nclass Slow(Exception):\n    def __str__(self):\n"
+        "        time.sleep(0.6)\n        return 'slow'"
+    )
+    pending = session.submit("try:\n    time.sleep(30)\nexcept KeyboardInterrupt:\n    raise Slow")
+    time.sleep(0.3)
+    pending.cancel()
+    assert isinstance(pending.exception(15), KeyboardInterrupt)
+    assert list(session.run("kept").values) == [1]
