@@ -78,7 +78,7 @@ def without_debugger() -> AbstractContextManager[object]:
     a debugger, and is another process than the one whose parent and descriptors we know.
     """
     skip = getattr(sys.modules.get("_pydev_bundle.pydev_monkey"), "skip_subprocess_arg_patch", None)
-    return nullcontext() if skip is None else skip()  # type: ignore[no-any-return]
+    return nullcontext() if skip is None else skip()
 
 
 def do_all(*steps: Callable[[], object]) -> None:
