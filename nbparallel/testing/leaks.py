@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -22,7 +23,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
+from multiprocessing.process import current_process
 from pathlib import Path
+from typing import Any
 
 from nbparallel.supervisor.sweep import look
 from nbparallel.testing import processes
@@ -40,9 +43,7 @@ STDERR_WORDS = ("leaked", "Exception ignored", "resource_tracker")
 """A test's stderr that holds one of these reports a leak that no assertion found."""
 SHARED_NAMES = "/dev/shm"
 """Where named segments and semaphores are (shm_overview(7), sem_overview(7))."""
-PREFIXES = {SHARED_NAMES: ("nbp", "sem."), tempfile.gettempdir(): ("pymp-",)}
-"""Directory -> what names in it begin with that a test has to remove: our segments, semaphores and
-multiprocessing's folders for sockets."""
+
 _MAPPING = re.compile(r"^\S+ (\S{4}) \S+ \S+ \S+\s*(.*)$")
 
 # looking up the member of the enumeration would take 15 µs for each of 64 signals
@@ -65,7 +66,9 @@ class Footprint:
     pids: frozenset[int]
     """All processes of the machine; the new ones are looked at more closely."""
     names: frozenset[str]
-    """Paths that begin as those of `PREFIXES`."""
+    """Paths of our segments and semaphores, and of multiprocessing's folders for sockets."""
+    children: int
+    """Page faults of the child processes that have ended: more of them after a test that started one."""
     descriptors: tuple[str, ...]
     """What every open descriptor of this process points to."""
     threads: tuple[str, ...]
@@ -90,6 +93,7 @@ def footprint() -> Footprint:
     return Footprint(
         pids=processes.pids(),
         names=_names(),
+        children=resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt,
         descriptors=_descriptors(),
         threads=tuple(sorted(thread.name for thread in threading.enumerate())),
         native_threads=sum(int(task) not in known for task in tasks),
@@ -102,7 +106,7 @@ def footprint() -> Footprint:
 
 def _names() -> frozenset[str]:
     found: set[str] = set()
-    for place, prefixes in PREFIXES.items():
+    for place, prefixes in {SHARED_NAMES: ("nbp", "sem.nbp"), tempfile.gettempdir(): ("pymp-",)}.items():
         try:
             found.update(f"{place}/{name}" for name in os.listdir(place) if name.startswith(prefixes))
         except FileNotFoundError:
@@ -163,7 +167,9 @@ class Leak:
 def difference(before: Footprint, after: Footprint, new_processes: list[ProcessRecord]) -> list[Leak]:
     """Return what `after` holds beyond `before`."""
     leaks = [Leak("process", str(record)) for record in new_processes]
-    leaks += [Leak("name", path) for path in sorted(after.names - before.names) if not _is_held(path)]
+    if names := sorted(after.names - before.names):
+        started = after.children != before.children or any(processes.family(os.getpid(), _own_mark()))
+        leaks += [Leak("name", path) for path in names if not _is_of_others(path, started=started)]
     extra = len(after.descriptors) - len(before.descriptors)
     fresh = sorted((Counter(after.descriptors) - Counter(before.descriptors)).elements())
     ours = [target for target in fresh if "memfd:nbp" in target]
@@ -184,21 +190,30 @@ def difference(before: Footprint, after: Footprint, new_processes: list[ProcessR
     return leaks
 
 
-def _is_held(path: str) -> bool:
-    """Return whether a living process that is not of this run maps, or owns, this name: then it is theirs.
+def _is_of_others(path: str, *, started: bool) -> bool:
+    """Return whether another program has made this name: all of the machine make theirs in one place.
 
-    Nothing shows whose a folder is: one that is empty, or with a socket in use, may be another worker's.
+    It has if no process of this run can have: this one has not, and the test has `started` none.  It has as
+    well if a living process that is not of this run maps the name or owns it, or one that is older than this
+    run.  A temporary folder is this run's.
     """
     if os.path.isdir(path):
-        used = Path("/proc/net/unix").read_text() if processes.HAS_PROC else ""
-        return all(f" {socket}\n" in used for socket in Path(path).iterdir())
+        return False
+    own = processes.read(os.getpid())
     family = {os.getpid(), *(record.pid for record in processes.family(os.getpid(), _own_mark()))}
     try:
         owner = Owner.parse(owners.read(owners.record_path(path) or path))
+        if any(p.pid == os.getpid() for p in owner.processes):
+            return False
         if any(p.pid not in family and processes.read(p.pid) is not None for p in owner.processes):
+            return True
+        if own is not None and owner.head.started < own.started:
             return True
     except (OSError, ValueError):
         pass  # no record names its owner
+    if not started:
+        this: Any = current_process()
+        return not path.startswith(f"{SHARED_NAMES}/sem.{this._config['semprefix'][1:]}-")
     for pid in processes.pids() - family:
         try:
             if path in Path(f"/proc/{pid}/maps").read_text(errors="replace"):

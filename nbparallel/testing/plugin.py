@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_turns] = Turns(worker["testrunuid"])
     elif config.getoption("--busy-core"):
         config.stash[_busy_core] = BusyCore()
+    _use_own_folder(config)
+
+
+def _use_own_folder(config: pytest.Config) -> None:
+    """Give this run a temporary folder of its own: what other programs leave in theirs is no leak of ours.
+
+    pytest's stays where it was.
+    """
+    before = tempfile.tempdir, os.environ.get("TMPDIR")
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="run-")
+
+    def remove() -> None:
+        tempfile.tempdir, place = before
+        if place is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = place
+        shutil.rmtree(folder, ignore_errors=True)
+
+    config.add_cleanup(remove)
 
 
 @pytest.hookimpl(tryfirst=True)  # before parametrised fixtures: the number stands first in a test's name

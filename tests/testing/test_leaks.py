@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 LEAKY = """
-import ctypes, mmap, os, signal, subprocess, sys, threading, time
+import ctypes, mmap, os, signal, subprocess, sys, tempfile, threading, time
 import pytest
 from nbparallel.testing import leaks, processes
 
@@ -60,11 +60,18 @@ def test_excused():
     KEEP.append(os.open(os.devnull, os.O_RDONLY))
 
 def test_name():
-    with open("/dev/shm/nbp-testground-%d" % os.getpid(), "w"):
-        pass
+    subprocess.run(["touch", "/dev/shm/nbp-testground-%d" % os.getpid()], check=True)
+
+def test_name_of_others():
+    for name in "/dev/shm/nbp-others-%d", "/dev/shm/sem.mp-others-%d", "/tmp/pymp-others-%d":
+        open(name % os.getpid(), "w").close()
+
+def test_folder():
+    tempfile.mkdtemp(prefix="pymp-")
 
 def test_name_is_there_before():
-    os.unlink("/dev/shm/nbp-testground-%d" % os.getpid())
+    for name in "shm/nbp-testground-%d", "shm/nbp-others-%d", "shm/sem.mp-others-%d", "../tmp/pymp-others-%d":
+        os.unlink("/dev/" + name % os.getpid())
 
 def test_handler():
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -104,6 +111,7 @@ def test_every_kind_of_leak_is_caught(pytester: pytest.Pytester) -> None:
         "test_zombie",
         "test_stderr",
         "test_name",
+        "test_folder",
         "test_handler",
     }, text
     for promised in (
@@ -116,6 +124,7 @@ def test_every_kind_of_leak_is_caught(pytester: pytest.Pytester) -> None:
         "state Z",
         "3 leaked shared_memory objects",
         "name: /dev/shm/nbp-testground-",
+        "/pymp-",
         "handler: of SIGINT: <function test_handler",
     ):
         assert promised in text, promised
@@ -144,7 +153,7 @@ def test_processes_of_others_are_left_alone(pytester: pytest.Pytester) -> None:
 
 
 TWO_WORKERS = """
-import os, sys, time
+import os, subprocess, sys, time
 from pathlib import Path
 import pytest
 from nbparallel.testing import leaks, plugin, processes, watchdog
@@ -155,6 +164,7 @@ watchdog.LAST_RESORT_SECONDS = 0.1
 NAME, HERE = Path(NAME_PATH), Path(__file__).parent
 
 def test_that_ends_first(request):
+    subprocess.run(["true"], check=True)
     wait_until(NAME.exists)
     (HERE / "ending").touch()
     request.config.stash[plugin.WATCHDOG].arm("first", 5.0)  # with time for its looks at a busy machine
