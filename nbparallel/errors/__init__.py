@@ -7,6 +7,7 @@ Standard library only: the supervisor imports it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -26,6 +27,15 @@ def misspelt(name: str, module: str, known: Iterable[str]) -> AttributeError:
     AttributeError("module 'nbparallel.distributed' has no attribute 'sendd'; did you mean 'send'?")
     """
     return AttributeError(f"module {module!r} has no attribute {name!r}{resembling(name, known)}", name=name)
+
+
+def with_article(name: str) -> str:
+    """Return a type's name behind its article.
+
+    >>> with_article("odict_keys"), with_article("uint8"), with_article("Unit"), with_article("Unread")
+    ('an odict_keys', 'a uint8', 'a Unit', 'an Unread')
+    """
+    return f"{'an' if re.match('(?i)[aeio]|un(?!i)', name) else 'a'} {name}"
 
 
 def resembling(name: str, known: Iterable[str]) -> str:

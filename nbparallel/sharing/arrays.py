@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import NotAnArrayError, ReadOnlyArrayError
+from nbparallel.errors import NotAnArrayError, ReadOnlyArrayError, with_article
 from nbparallel.sharing.current import current_store
 from nbparallel.sharing.memory.array_layout import Shape
 from nbparallel.sharing.segment_list import SegmentList
@@ -87,7 +87,7 @@ def share(x: Any, *, strategy: str | None = None) -> Any:
         )
     if isinstance(x, (list, tuple)) and any(map(holds_tensors, x)):
         raise NotAnArrayError(
-            f"share takes a tensor or a module, not a {type(x).__name__} of them: one by one"
+            f"share takes a tensor or a module, not {with_article(type(x).__name__)} of them: one by one"
         )
     array = np.asarray(x)
     if array.dtype.hasobject and not isinstance(x, np.ndarray):

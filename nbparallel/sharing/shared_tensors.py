@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.errors import NotAnArrayError
+from nbparallel.errors import NotAnArrayError, with_article
 from nbparallel.sharing.store import Store
 from nbparallel.sharing.tensor_storage import find_shared, is_dense, shared_storage, storage_bytes
 from nbparallel.sharing.tensors import array_of, is_tensor
@@ -135,7 +135,7 @@ def check_movable(tensor: Any) -> None:
         except TypeError as error:
             raise NotAnArrayError(f"only dense tensors of the CPU lie in shared memory: {error}") from error
         raise NotAnArrayError(
-            f"a {type(tensor).__name__} has no memory of its own: share what it consists of"
+            f"{with_article(type(tensor).__name__)} has no memory of its own: share what it consists of"
         )
     if tensor.is_inference():
         raise NotAnArrayError(

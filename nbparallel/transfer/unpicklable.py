@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nbparallel.errors import with_article
+
 _BUDGET = 0.5
 """Seconds that the search may take: a user waits for an error message."""
 _OWN_METHODS = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
@@ -40,8 +42,9 @@ def explain(
         subject = name if of_task else f"variable {name!r}"
     where = "it" if culprit is obj else f"{path}, which"
     text = f"{type(reason).__name__}: {reason}" if str(reason) else type(reason).__name__
+    what = with_article(_type_name(culprit))
     return (
-        f"{subject} cannot be sent to another process: {where} is a {_type_name(culprit)} ({text}); "
+        f"{subject} cannot be sent to another process: {where} is {what} ({text}); "
         f"{_advice(culprit, reason, name, inside=culprit is not obj)}"
     )
 

@@ -25,8 +25,8 @@ class AssertSame(OperationBase):
         x : array, number, or any picklable object
             Arrays or tensors of any dtype and layout are equal if dtype, shape and all elements' bytes are
             (0.0 and -0.0 are not); NaN equals NaN.  Numbers must be of the same type.  Lists, tuples, dicts
-            (in whatever order of keys), sets and objects are equal if their types and parts are; classes
-            and functions if their names are, and a function's own code.
+            (in whatever order of keys), views of them as ``d.keys()`` (in order), sets and objects are equal
+            if their types and parts are; classes and functions if their names are, and a function's own code.
 
         Raises
         ------

@@ -10,14 +10,14 @@ from __future__ import annotations
 import copyreg
 import hashlib
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MappingView
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.equality.array_digest import DIGEST, checksums, shown
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
-from nbparallel.errors import UnpicklableError
+from nbparallel.errors import UnpicklableError, with_article
 from nbparallel.sharing.tensors import shown_dtype
 
 MAX_DEPTH = 150
@@ -143,6 +143,11 @@ class _Walk:
                 yield from self.of(value, f"{path}[{i}]")
         elif kind is dict:
             yield from self._dict(x, path)
+        elif kind is types.MappingProxyType:
+            yield from self._dict(dict(x), path, "mappingproxy")
+        elif isinstance(x, MappingView):  # of keys, values or items: what is in it, in order
+            yield Leaf(path, None, f"{kind.__name__} of {len(x)}")
+            yield from self.of(list(x), path)
         elif kind in (set, frozenset):
             parts = sorted(digest_of(self.of(value, "")) for value in x)
             yield Leaf(path, None, f"{kind.__name__} of {len(x)}", b"".join(parts))
@@ -175,7 +180,9 @@ class _Walk:
             reduced = x.__reduce_ex__(4) if reduce is None else reduce(x)
         except Exception as error:
             where = f" at {path}" if path else ""
-            raise UnpicklableError(f"a {name}{where} cannot be compared between ranks: {error}") from error
+            raise UnpicklableError(
+                f"{with_article(name)}{where} cannot be compared between ranks: {error}"
+            ) from error
         if isinstance(reduced, str):
             yield Leaf(path, None, f"{name} {reduced}")
             return

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
-from nbparallel.errors import InvalidHandleError, ObjectArrayError
+from nbparallel.errors import InvalidHandleError, ObjectArrayError, with_article
 from nbparallel.sharing.tensors import describe_extension, rebuild_extension
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import is_segment_id, is_use
@@ -303,7 +303,7 @@ def _cut(value: object) -> str:
     try:
         text = str(value)
     except (ValueError, RecursionError):  # thousands of digits, or of brackets
-        return f"a {type(value).__name__} too long to be shown"
+        return f"{with_article(type(value).__name__)} too long to be shown"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.errors import with_article
 from nbparallel.sharing.tensors.bits import AnyArray, bits_dtype, bits_name, bits_tensor
 
 _NO_ARRAYS = frozenset({int, float, complex, bool, str, bytes, type(None), list, tuple, dict})
@@ -141,7 +142,8 @@ def _view_other(tensor: Any, error: Exception) -> AnyArray:
         plain = _view(tensor.view(bits))
     except (TypeError, RuntimeError, BufferError):
         raise TypeError(
-            f"a {kind} of {tensor.dtype} is not taken: {error}. Pass a plain tensor of a dtype of numpy"
+            f"{with_article(kind)} of {tensor.dtype} is not taken: {error}. Pass a plain tensor of a dtype "
+            "of numpy"
         ) from error
     view: AnyArray = plain.view(bits_dtype(str(tensor.dtype), itemsize))
     return view

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from nbparallel.errors import with_article
+
 
 def _is_of(x: object, name: str) -> bool:
     kind = getattr(sys.modules.get("torch.nn"), name, None)
@@ -38,8 +40,8 @@ def fill_module(module: Any, value: object) -> Any:
     """
     if not is_module(value):
         raise TypeError(
-            f"a {type(module).__name__} that is passed takes a module's parameters, and what came "
-            f"is of type {type(value).__name__}: pass None to get it as a new value"
+            f"{with_article(type(module).__name__)} that is passed takes a module's parameters, and what "
+            f"came is of type {type(value).__name__}: pass None to get it as a new value"
         )
     module.load_state_dict(value.state_dict())  # type: ignore[attr-defined]
     return module

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +93,8 @@ def test_equal_data(ranks: Any, n: int) -> None:
             np.zeros(3, "V0"), np.array(["2020", "NaT"], "M8[D]"), np.longdouble(1) / 3,
             [True] * 20, list(range(100)), [0.5] * 100, [2**70] * 20, (1, (2, {3})), OrderedDict(a=1),
             np.random.default_rng(3), np.random.default_rng(3).normal(size=400_000),
+            {"a": x}.keys(), {"a": x}.items(), OrderedDict(a=x, b=1).keys(), OrderedDict(a=x).values(),
+            ChainMap({"a": x}).items(), MappingProxyType(items),
         ]  # fmt: skip
         values += [example(dtype, 50, 1) for dtype in DTYPES]
         return [f"{i}: {text}" for i, value in enumerate(values) if (text := message(c, value))]
@@ -247,6 +251,11 @@ def test_groups_and_after(ranks: Any) -> None:
     assert one[2] == "((0,), (1,), (2,), (3,))"
 
 
+async def endless() -> AsyncIterator[int]:
+    """Be something that no pickle takes."""
+    yield 1
+
+
 def test_what_cannot_be_compared(ranks: Any) -> None:
     """Something that cannot be taken apart is an error of the caller alone, which says what and where."""
 
@@ -257,7 +266,14 @@ def test_what_cannot_be_compared(ranks: Any) -> None:
         loop: list[Any] = [1]
         loop.append(loop)
         c.assert_same(loop)
-        for x, words in (({"a": [threading.Lock()]}, r"a _thread.lock at \['a'\]\[0\]"), (deep, "150 deep")):
+        for view in ("keys", "items", "values"):
+            with pytest.raises(DifferentDataError, match=r"instead of"):
+                c.assert_same(getattr(OrderedDict({"a": 1, c.rank: c.rank}), view)())
+        for x, words in (
+            ({"a": [threading.Lock()]}, r"a _thread.lock at \['a'\]\[0\]"),
+            (deep, "150 deep"),
+            (endless(), "^an async_generator cannot"),
+        ):
             with pytest.raises(UnpicklableError, match=words):
                 c.assert_same(x)
         return str(c.all_reduce(1))
