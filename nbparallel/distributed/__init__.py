@@ -182,7 +182,7 @@ def init_process_group(
         The processes do not fit together (a rank joined twice, world sizes or versions differ), one of them
         ended before all had joined, or they cannot meet there.
     CollectiveTimeoutError
-        The time-out ran out; the message names the ranks that did not join.
+        The call timed out; the message names the ranks that did not join.
     StartError
         The system lacks what is needed.
 

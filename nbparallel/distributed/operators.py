@@ -175,8 +175,9 @@ def operator_for(op: Operator, dtype: np.dtype[Any]) -> Operator:
     if bits_name(dtype):
         return _operator_for_bits(op, bits_name(dtype))
     kind = number_kind(dtype)
-    if kind not in op.kinds and op.hint:
-        raise TypeError(f"op={op.name!r} " + op.hint.format(dtype=dtype))
+    if kind not in op.kinds and (op.hint or kind in _NUMERIC):
+        hint = op.hint or "does not work for arrays of dtype {dtype}"
+        raise TypeError(f"op={op.name!r} {hint.format(dtype=dtype)}")
     if kind not in _NUMERIC:
         raise TypeError(f"op={op.name!r} needs numbers, and this array has dtype {dtype}")
     probe = np.ones(1 if kind != dtype.kind else 0, dtype)  # what stands for extensions may fail with a value

@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from multiprocessing.process import current_process
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -113,23 +116,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _use_own_folder(config: pytest.Config) -> None:
-    """Give this run a temporary folder of its own: what other programs leave in theirs is no leak of ours.
+    """Give this run a temporary folder and names of semaphores: what other programs leave is no leak of ours.
 
-    pytest's stays where it was.
+    pytest's folder stays where it was.
     """
+    this: Any = current_process()
+    this._config["semprefix"] = f"/nbp-{secrets.token_hex(7)}"
     before = tempfile.tempdir, os.environ.get("TMPDIR")
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="run-")
 
-    def remove() -> None:
+    def restore() -> None:
         tempfile.tempdir, place = before
         if place is None:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = place
-        shutil.rmtree(folder, ignore_errors=True)
 
-    config.add_cleanup(remove)
+    config.add_cleanup(restore)
+    # behind what multiprocessing itself removes there (at -100), and not in a forked child
+    Finalize(None, shutil.rmtree, (folder, True), exitpriority=-200)
 
 
 @pytest.hookimpl(tryfirst=True)  # before parametrised fixtures: the number stands first in a test's name

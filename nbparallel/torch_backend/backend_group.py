@@ -22,7 +22,8 @@ from nbparallel.distributed.work import Work as Operation
 from nbparallel.sharing.tensors import array_of as as_array
 from nbparallel.sharing.tensors.bits import AnyArray
 from nbparallel.torch_backend.backend_work import DONE, NO_TIME, Deferred, MessageWork
-from nbparallel.torch_backend.filled_tensors import broadcast_operand, filled
+from nbparallel.torch_backend.call_forms import one_tensor
+from nbparallel.torch_backend.filled_tensors import broadcast_operand, each_row, filled, member_rows
 from nbparallel.torch_backend.reduce_operators import operator_of
 from nbparallel.torch_backend.repeated_elements import fill_repeated
 from nbparallel.torch_backend.sparse_sum import sum_sparse
@@ -122,7 +123,7 @@ class BackendGroup(ProcessGroup):
 
     # -- reductions ------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Combine each tensor of all members in place."""
         operator, group = operator_of(opts.reduceOp), self.group
         values = [x if x.is_sparse else filled(x, "all_reduce", repeated=True) for x in tensors]
@@ -147,8 +148,12 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, tensors, opts)
 
-    allreduce_coalesced = allreduce
+    @one_tensor(1, "op")
+    def allreduce(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
+        """Combine a tensor of all members in place."""
+        return self.allreduce_coalesced(tensors, opts)
 
+    @one_tensor(1, "root", "op")
     def reduce(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Combine each tensor of all members, in place on one."""
         operator, group, root = operator_of(opts.reduceOp), self.group, self._member(opts.rootRank)
@@ -161,6 +166,7 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, tensors, opts)
 
+    @one_tensor(2, "op")
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULT) -> Work:
         """Combine lists of tensors of all members; each keeps its own element."""
         values = [[as_array(part) for part in parts] for parts in inputs]
@@ -176,9 +182,9 @@ class BackendGroup(ProcessGroup):
         """Do this for several."""
         values: list[Any] = []
         for output, whole in zip(outputs, inputs, strict=True):
-            rows = _rows(as_array(whole), output, self.size(), "reduce_scatter")
+            rows = member_rows(as_array(whole), output, self.size(), "reduce_scatter")
             values.append(
-                rows.reshape(len(rows) * rows.shape[1], *rows.shape[2:]) if rows.ndim > 1 else _each(rows)
+                rows.reshape(len(rows) * rows.shape[1], *rows.shape[2:]) if rows.ndim > 1 else each_row(rows)
             )
         return self._reduce_scatter(outputs, values, opts)
 
@@ -197,6 +203,7 @@ class BackendGroup(ProcessGroup):
 
     # -- movements -------------------------------------------------------------------------------------------
 
+    @one_tensor(1, "root")
     def broadcast(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill each tensor with the root's."""
         group, root = self.group, self._member(opts.rootRank)
@@ -208,8 +215,12 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, tensors, opts)
 
+    @one_tensor(2)
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill lists of tensors with those of all members."""
+        return self._all_gather_lists(outputs, inputs, opts)
+
+    def _all_gather_lists(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         rows = [[filled(target, "all_gather") for target in targets] for targets in outputs]
         return self._all_gather(rows, inputs, _flat(outputs), opts)
 
@@ -221,13 +232,15 @@ class BackendGroup(ProcessGroup):
         """Do this for several."""
         pairs = zip(outputs, inputs, strict=True)
         rows = [
-            _each(_rows(filled(output, "all_gather"), x, self.size(), "all_gather")) for output, x in pairs
+            each_row(member_rows(filled(output, "all_gather"), x, self.size(), "all_gather"))
+            for output, x in pairs
         ]
         return self._all_gather(rows, inputs, list(outputs), opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill, for each member, a list of tensors."""
-        return self.allgather([[member[i] for member in outputs] for i in range(len(inputs))], inputs, opts)
+        lists = [[member[i] for member in outputs] for i in range(len(inputs))]
+        return self._all_gather_lists(lists, inputs, opts)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -242,6 +255,7 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, value, opts)
 
+    @one_tensor(2, "root")
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill lists of tensors of one member with those of all."""
         group, root = self.group, self._member(opts.rootRank)
@@ -254,6 +268,7 @@ class BackendGroup(ProcessGroup):
 
         return self._call(run, _flat(outputs), opts)
 
+    @one_tensor(2, "root")
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULT) -> Work:
         """Fill each member's tensor with its element of one member's list."""
         group, root = self.group, self._member(opts.rootRank)
@@ -366,29 +381,3 @@ def seconds_of(timeout: datetime.timedelta | float) -> float | None:
     """Return a time-out in seconds; None for torch's default and what is longer: that means no limit here."""
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else float(timeout)
     return seconds if seconds < default_pg_timeout.total_seconds() else None
-
-
-def _rows(whole: AnyArray, part: Any, size: int, operation: str) -> AnyArray:
-    """Return one array for all members as a row for each, of the shape of `part`."""
-    if whole.size != size * part.numel():
-        raise ValueError(
-            f"{operation} of {size} ranks needs one tensor with {size} times the {part.numel()} elements of "
-            f"the other, and it has {whole.size}"
-        )
-    rows = whole.reshape(size, *part.shape)
-    if rows.size and not np.may_share_memory(rows, whole):
-        raise ValueError(
-            f"{operation} of {size} ranks cannot see a tensor of strides {_strides(whole)} as {size} rows "
-            f"without a copy: pass `x.contiguous()`"
-        )
-    return rows
-
-
-def _strides(x: AnyArray) -> tuple[int, ...]:
-    """Return strides as torch counts them, in elements."""
-    return tuple(step // x.itemsize for step in x.strides)
-
-
-def _each(rows: AnyArray) -> list[AnyArray]:
-    """Return the rows as arrays that are views, those of no dimension too."""
-    return [rows[i, ...] for i in range(len(rows))]

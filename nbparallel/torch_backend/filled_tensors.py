@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from nbparallel.distributed.runtime.shared_arrays import is_mapped_read_only
 from nbparallel.errors import LET_WRITE, ReadOnlyArrayError
 from nbparallel.sharing.tensors import array_of
@@ -46,3 +48,29 @@ def broadcast_operand(tensor: Any) -> Any:
     """
     array = array_of(tensor)
     return tensor if not array.flags.writeable or is_mapped_read_only(array) else array
+
+
+def member_rows(whole: AnyArray, part: Any, size: int, operation: str) -> AnyArray:
+    """Return one array for all members as a row for each, of the shape of `part`."""
+    if whole.size != size * part.numel():
+        raise ValueError(
+            f"{operation} of {size} ranks needs one tensor with {size} times the {part.numel()} elements of "
+            f"the other, and it has {whole.size}"
+        )
+    rows = whole.reshape(size, *part.shape)
+    if rows.size and not np.may_share_memory(rows, whole):
+        raise ValueError(
+            f"{operation} of {size} ranks cannot see a tensor of strides {_strides(whole)} as {size} rows "
+            f"without a copy: pass `x.contiguous()`"
+        )
+    return rows
+
+
+def _strides(x: AnyArray) -> tuple[int, ...]:
+    """Return strides as torch counts them, in elements."""
+    return tuple(step // x.itemsize for step in x.strides)
+
+
+def each_row(rows: AnyArray) -> list[AnyArray]:
+    """Return the rows as arrays that are views, those of no dimension too."""
+    return [rows[i, ...] for i in range(len(rows))]

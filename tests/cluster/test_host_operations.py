@@ -286,7 +286,7 @@ def test_a_time_out_names_the_ranks_that_are_missing(hosts: nbp.Session) -> None
     error = _fail(hosts, cell)
     timed_out = [each for each in error.errors.values() if isinstance(each, CollectiveTimeoutError)]
     assert timed_out
-    assert all("barrier on line 3: time ran out" in str(each) for each in timed_out)
+    assert all("barrier on line 3: timed out" in str(each) for each in timed_out)
     assert all("3 (host b) did not arrive" in str(each) for each in timed_out)
 
 

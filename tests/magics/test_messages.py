@@ -137,7 +137,7 @@ def test_a_monitored_barrier_calls_itself_so(shared_kernel: Kernel) -> None:
     late = kernel.run(
         "%%parallel\nimport time\nif rank: dist.monitored_barrier(timeout=0.2)\ntime.sleep(0.5)"
     )
-    assert "monitored_barrier on line 3: time ran out" in late.evalue
+    assert "monitored_barrier on line 3: timed out" in late.evalue
     other = kernel.run("%%parallel\nbarrier() if rank else dist.monitored_barrier()")
     assert re.search(r"0 +monitored_barrier ", other.traceback), other.traceback
 

@@ -63,15 +63,17 @@ def test_name():
     subprocess.run(["touch", "/dev/shm/nbp-testground-%d" % os.getpid()], check=True)
 
 def test_name_of_others():
-    for name in "/dev/shm/nbp-others-%d", "/dev/shm/sem.mp-others-%d", "/tmp/pymp-others-%d":
+    for name in "/dev/shm/nbp-others-%d", "/dev/shm/sem.nbp-others-%d", "/tmp/pymp-others-%d":
         open(name % os.getpid(), "w").close()
 
 def test_folder():
     tempfile.mkdtemp(prefix="pymp-")
 
 def test_name_is_there_before():
-    for name in "shm/nbp-testground-%d", "shm/nbp-others-%d", "shm/sem.mp-others-%d", "../tmp/pymp-others-%d":
-        os.unlink("/dev/" + name % os.getpid())
+    for name in "testground-%d", "others-%d":
+        os.unlink("/dev/shm/nbp-" + name % os.getpid())
+    for name in "/dev/shm/sem.nbp-others-%d", "/tmp/pymp-others-%d":
+        os.unlink(name % os.getpid())
 
 def test_handler():
     signal.signal(signal.SIGINT, lambda *_: None)

@@ -218,7 +218,7 @@ class DataMovement(OperationBase):
         CollectiveMismatchError, ValueError
             As `all_gather`.
         CollectiveTimeoutError
-            The time-out ran out: members are missing, or `dst` has not read a large array of this rank yet.
+            The call timed out: members are missing, or `dst` has not read a large array of this rank yet.
         """
         call = self._operation("gather", group, timeout, async_op, view=view)
         if isinstance(gather_list, int | np.integer):
@@ -264,7 +264,7 @@ class DataMovement(OperationBase):
         CollectiveMismatchError
             On all ranks: other calls, or a part does not fit the array that is to take it.
         CollectiveTimeoutError
-            The time-out ran out: members are missing, or, on `src`, one has not read its large part yet.
+            The call timed out: members are missing, or, on `src`, one has not read its large part yet.
         """
         call = self._operation("scatter", group, timeout, async_op, view=view)
         if isinstance(scatter_list, int | np.integer):

@@ -164,7 +164,7 @@ class HostMeeting:
             ranks = rank_list(rank for host in missing for rank in self.hosts[host])
             seconds = (time.monotonic_ns() - began) / 1e9
             call = f"{self._operation.name}{context.call_site.place(self._line)}"
-            message = f"{call}: time ran out after {seconds:.1f} s; {ranks} did not arrive"
+            message = f"{call}: timed out after {seconds:.1f} s; {ranks} did not arrive"
             raise CollectiveTimeoutError(message)
         context.hooks.progress()
 

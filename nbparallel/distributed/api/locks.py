@@ -54,7 +54,7 @@ class NamedLock:
         Raises
         ------
         CollectiveTimeoutError
-            The time-out ran out; the message names the holder.  Other operations work afterwards.
+            The call timed out; the message names the holder.  Other operations work afterwards.
         DeadlockError
             The holder waits for this rank.
         RuntimeError
@@ -146,7 +146,7 @@ class Locks(OperationBase):
         Raises
         ------
         CollectiveTimeoutError
-            From the ``with`` statement: the time-out ran out; the message names the holder.
+            From the ``with`` statement: the call timed out; the message names the holder.
         DeadlockError
             From the ``with`` statement: the holder waits for this rank, in whatever operation.
         RuntimeError

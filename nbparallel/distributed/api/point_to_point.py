@@ -138,7 +138,7 @@ class PointToPoint(OperationBase):
         DeadlockError
             The source has finished the cell, or waits for this rank itself.
         CollectiveTimeoutError
-            The time-out ran out.
+            The call timed out.
         """
         if (
             type(tensor) is np.ndarray

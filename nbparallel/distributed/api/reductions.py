@@ -92,7 +92,7 @@ class Reductions(OperationBase):
         Raises
         ------
         CollectiveTimeoutError
-            The time-out ran out; it names the missing ranks.
+            The call timed out; it names the missing ranks.
         """
         context = self._context
         if not (context.ready and context.plain) or group is not None or async_op:
@@ -118,7 +118,7 @@ class Reductions(OperationBase):
         Raises
         ------
         CollectiveTimeoutError
-            The time-out ran out; it names the missing ranks.
+            The call timed out; it names the missing ranks.
         """
         call = self._operation("monitored_barrier", group, timeout)
         call.run(GroupCollectives.monitored_barrier, NonblockingCalls.barrier)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import hashlib
 import types
-from collections.abc import Iterable, Iterator, MappingView
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 from typing import Any
 
 import numpy as np
@@ -145,7 +145,9 @@ class _Walk:
             yield from self._dict(x, path)
         elif kind is types.MappingProxyType:
             yield from self._dict(dict(x), path, "mappingproxy")
-        elif isinstance(x, MappingView):  # of keys, values or items: what is in it, in order
+        elif isinstance(
+            x, KeysView | ValuesView | ItemsView
+        ):  # of keys, values or items: what is in it, in order
             yield Leaf(path, None, f"{kind.__name__} of {len(x)}")
             yield from self.of(list(x), path)
         elif kind in (set, frozenset):

@@ -269,7 +269,7 @@ class RankContext:
                 seconds = (time.monotonic_ns() - wait.began_ns) / 1e9
                 call = f"{wait.operation.name}{self.call_site.place(wait.line)}"
                 raise CollectiveTimeoutError(
-                    f"{call}: time ran out after {seconds:.1f} s; {rank_list(missing)} {wait.late}"
+                    f"{call}: timed out after {seconds:.1f} s; {rank_list(missing)} {wait.late}"
                 )
         return True
 

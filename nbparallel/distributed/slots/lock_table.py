@@ -91,7 +91,7 @@ class LockTable:
         RuntimeError
             This rank holds it already, or holds too many others.
         CollectiveTimeoutError
-            The time-out ran out.
+            The call timed out.
         DeadlockError, PeerFailedError
             As every operation.
         """
@@ -288,9 +288,7 @@ class LockTable:
                 raise
             site = self._context.call_site
             call, since = f"lock({text!r}){site.place(line)}", site.since(holder.line)
-            raise CollectiveTimeoutError(
-                f"{call}: time ran out; rank {holder.rank} holds it{since}"
-            ) from error
+            raise CollectiveTimeoutError(f"{call}: timed out; rank {holder.rank} holds it{since}") from error
 
     def _learn(self, name: int) -> list[AbandonedLock]:
         """Return the holders of a lock that died with it, and record that this rank has learned so."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import warnings
 from collections import Counter
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
 from nbparallel.distributed.collectives.scalars import check_number
-from nbparallel.distributed.operators import find_operator
+from nbparallel.distributed.operators import Operator, find_operator, operator_for
 from nbparallel.testing.ranks import context_of
 from tests.distributed.conformance.oracle import DTYPES, OPERATORS, allowed, example, expected
 
@@ -251,3 +252,14 @@ def test_a_frame_is_refused_with_what_to_write() -> None:
         check_number(find_operator("sum"), Frame(), "all_reduce")
     with pytest.raises(TypeError, match=r"not Counter: all_gather\(x\) gives those of all ranks"):
         check_number(find_operator("sum"), Counter("ab"), "all_reduce")
+
+
+def test_an_operator_s_kinds_are_enforced() -> None:
+    """One that has no words of its own about other kinds refuses them all the same."""
+    floats = Operator("floats", np.add, operator.add, kinds="f")
+    assert operator_for(floats, np.dtype("f4")) is floats
+    for dtype in ("i8", "c16", "?", "m8[s]"):
+        with pytest.raises(TypeError, match="op='floats' does not work for arrays of dtype"):
+            operator_for(floats, np.dtype(dtype))
+    with pytest.raises(TypeError, match="needs numbers"):
+        operator_for(floats, np.dtype("U1"))

@@ -270,7 +270,7 @@ def test_time_outs(ranks: Any) -> None:
         else:
             assert c.recv(src=0) == "go on"
             c.send("well", 0)
-            with pytest.raises(PeerFailedError, match="time ran out"):
+            with pytest.raises(PeerFailedError, match="timed out"):
                 c.recv(src=0)
 
     ranks(2, work)

@@ -165,6 +165,27 @@ for asynchronous in (False, True):
         if asynchronous:
             work.wait()
         seen.append([tensor.tolist() for tensor in tensors])
+group = td.group.WORLD
+x, parts = torch.full((2,), rank + 1.0), [torch.zeros(2) for _ in range(size)]
+group.allreduce(x).wait()
+seen.append(x.tolist())
+group.allreduce(x, td.ReduceOp.MAX).wait()
+group.allreduce([x], op=td.ReduceOp.PRODUCT).wait()
+seen.append(x.tolist())
+x = torch.full((2,), rank + 1.0)
+group.broadcast(x, 1).wait()
+group.allgather(parts, x + rank).wait()
+seen.append([x.tolist(), [part.tolist() for part in parts]])
+group.reduce(x, 0, td.ReduceOp.SUM).wait()
+if rank == 0:
+    seen.append(x.tolist())
+group.reduce_scatter(x, [part + rank for part in parts]).wait()
+seen.append(x.tolist())
+group.scatter(x, [part + 5 for part in parts] if rank == 0 else [], 0).wait() if rank == 0 else group.scatter(
+    [x], [], td.ScatterOptions()
+).wait()
+seen.append(x.tolist())
+group.barrier().wait()
 for shape in ((1, 0), (0,), (0, 3), (2, 0, 3)):
     part, empty = torch.zeros(shape), torch.zeros(size * shape[0], *shape[1:])
     td.reduce_scatter_tensor(part, empty)

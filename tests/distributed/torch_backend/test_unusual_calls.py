@@ -56,6 +56,28 @@ x.grad.tolist(), rows.tolist()
         )
 
 
+def test_several_tensors_in_one_call(session: nbp.Session) -> None:
+    """The group object's operations refuse them: gloo would add a rank's own tensors to each other."""
+    found = session.run(
+        """
+td.init_process_group()
+group, x = td.group.WORLD, torch.ones(2)
+texts = []
+for call in (lambda: group.allreduce([x, x]), lambda: group.broadcast([x, x], 0)):
+    try:
+        call()
+    except ValueError as error:
+        texts.append(str(error))
+texts
+""",
+        namespace={},
+    ).values
+    assert found[0] == [
+        "allreduce takes one tensor in a call, not 2: call it for each",
+        "broadcast takes one tensor in a call, not 2: call it for each",
+    ]
+
+
 def test_a_second_thread_waits_for_the_same_work(session: nbp.Session) -> None:
     """`wait` and `is_completed` return when the operation has ended, whichever thread runs it."""
     session.push(begun=nbp.zeros(1))
