@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from nbparallel.errors import BusyError
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.preparation import GatheredNames
+from nbparallel.session.output import OutputSink, TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.results import CellResult
 from nbparallel.session.session_lock import SessionLock
@@ -45,6 +46,8 @@ class QueuedCell(PendingCell):
     ----------
     before : PendingCell or None
         None: something else has the ranks.
+    sink : OutputSink, TaskOutput or None
+        Is told that the cell has ended, if it is cancelled before it begins.
     """
 
     def __init__(
@@ -53,14 +56,27 @@ class QueuedCell(PendingCell):
         session_lock: SessionLock,
         launch: Callable[[InterruptCounter], TaskRun],
         finish: Callable[[TaskRun, InterruptCounter], CellResult],
+        sink: OutputSink | TaskOutput | None,
     ) -> None:
-        self._before, self._session_lock = before, session_lock
-        self._nudge = nudge = threading.Event()
+        self._before, self._session_lock, self._sink = before, session_lock, sink
+        self._nudge = threading.Event()
         interrupts = InterruptCounter()
-        interrupts.wake = nudge.set
-        if before is not None:
-            before.add_done_callback(lambda _: nudge.set())
+        interrupts.wake = self._nudge.set
         super().__init__(partial(self._run_in_turn, launch, finish), interrupts, lambda _: None, None)
+        if before is not None:
+            before.precede(self._on_end)
+
+    @property
+    def waits_for(self) -> PendingCell | None:
+        """The cell before this one, until that has ended."""
+        return self._before
+
+    def _on_end(self, before: PendingCell) -> None:
+        """Go on; behind a cell that was cancelled while it waited, wait for what that one waited for."""
+        self._before = further = before.waits_for
+        if further is not None:
+            further.precede(self._on_end)
+        self._nudge.set()
 
     def _run_in_turn(
         self,
@@ -68,7 +84,12 @@ class QueuedCell(PendingCell):
         finish: Callable[[TaskRun, InterruptCounter], CellResult],
     ) -> CellResult:
         with contextlib.ExitStack() as turn:
-            interrupts = self._wait_for_turn(turn)
+            try:
+                interrupts = self._wait_for_turn(turn)
+            except BaseException:
+                if self._sink is not None:
+                    self._sink.finish()  # it never began
+                raise
             run = launch(interrupts)
             self._output = run.output
             return finish(run, interrupts)
@@ -77,11 +98,10 @@ class QueuedCell(PendingCell):
         """Wait until the ranks are free, and take them; an interrupt that comes before raises."""
         while True:
             self._interrupts.check()
-            if self._before is not None and not self._before.done():
+            if self._before is not None:  # `_on_end` forgets it: its result is its own
                 self._nudge.wait(LONGEST_WAIT)
                 self._nudge.clear()
                 continue
-            self._before = None  # its result is its own
             try:
                 interrupts = turn.enter_context(self._session_lock.hold())
             except BusyError:
@@ -119,6 +139,7 @@ class CellQueue:
         self._session_lock, self._tasks, self._ranks = session_lock, tasks, ranks
         self._launch, self._finish = launch, finish
         self._last: weakref.ref[PendingCell] | None = None
+        """The cell that was submitted last; it lives while it, or what it waits for, has not ended."""
 
     def submit(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, *, queue: bool
@@ -160,8 +181,12 @@ class CellQueue:
             launch = partial(
                 contextvars.copy_context().run, launch
             )  # numpy's and decimal's settings are there
-            made.append(QueuedCell(self._unfinished(), self._session_lock, launch, self._finish))
+            made.append(
+                QueuedCell(self._unfinished(), self._session_lock, launch, self._finish, options.sink)
+            )
 
     def _unfinished(self) -> PendingCell | None:
         last = None if self._last is None else self._last()
-        return None if last is None or last.done() else last
+        while last is not None and last.done():
+            last = last.waits_for
+        return last

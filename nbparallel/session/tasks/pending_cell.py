@@ -31,6 +31,8 @@ class PendingCell:
         self._finish: Callable[[], CellResult] | None = finish
         self._interrupts, self._release, self._output = interrupts, release, output
         self._callbacks: list[Callable[[PendingCell], None]] = []
+        self._successors: list[Callable[[PendingCell], None]] = []
+        """Called before those: what the user's do is no matter of the queue."""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._result: CellResult | None = None
@@ -61,8 +63,23 @@ class PendingCell:
             self._interrupts.wake = lambda: None
             with self._lock:
                 self._ended.set()
-            for callback in self._callbacks:
-                callback(self)
+                callbacks, self._callbacks = [*self._successors, *self._callbacks], []
+                self._successors = []
+            for callback in callbacks:
+                self._call(callback)
+
+    def _call(self, callback: Callable[[PendingCell], None]) -> None:
+        """Call a callback; what it raises is shown, as a thread's is, and stops no other."""
+        try:
+            callback(self)
+        except Exception as error:  # noqa: BLE001  whatever the user's code raises
+            hooked = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hooked))
+
+    @property
+    def waits_for(self) -> PendingCell | None:
+        """The cell that has to end before this one may begin, also where this one was cancelled meanwhile."""
+        return None
 
     @property
     def state(self) -> str:
@@ -122,11 +139,20 @@ class PendingCell:
 
     def add_done_callback(self, function: Callable[[PendingCell], None]) -> None:
         """Call ``function(self)`` when the cell has ended, in another thread; now, if it has."""
+        self._when_done(self._callbacks, function)
+
+    def precede(self, function: Callable[[PendingCell], None]) -> None:
+        """Call ``function(self)`` as `add_done_callback` does, and before all that was added there."""
+        self._when_done(self._successors, function)
+
+    def _when_done(
+        self, kept: list[Callable[[PendingCell], None]], function: Callable[[PendingCell], None]
+    ) -> None:
         with self._lock:
             if not self._ended.is_set():
-                self._callbacks.append(function)
+                kept.append(function)
                 return
-        function(self)
+        self._call(function)
 
     def __repr__(self) -> str:
         return f"<PendingCell, {self.state}>"

@@ -184,3 +184,67 @@ def test_cells_that_have_ended_hold_nothing(session: Session) -> None:
     namespace["flag"][0] = 1
     assert queued.result(30).values == first.result(30).values == [1, 1]
     wait_until(lambda: not [run for run in task_runs() if all(run is not other for other in others)])
+
+
+@pytest.mark.by_turns
+def test_no_cell_overtakes_what_waits_when_others_are_cancelled(session: Session) -> None:
+    """Behind a cell that is cancelled while it waits comes what is behind the cell before it."""
+    session.run("order = []")
+    for _ in range(10):
+        first, namespace = occupy(session)
+        cells = [session.submit("order.append(1)", queue=True)]
+        dropped = session.submit("order.append(0)", queue=True)
+        cells.append(
+            session.submit("order.append(2)", queue=True)
+        )  # behind a cell that waits, and is dropped
+        assert dropped.cancel()
+        assert isinstance(dropped.exception(10), KeyboardInterrupt)
+        for _ in range(3):
+            last = session.submit("order.append(0)", queue=True)
+            assert last.cancel()
+            assert isinstance(last.exception(10), KeyboardInterrupt)
+        cells.append(session.submit("order.append(3)", queue=True))  # behind those that were last
+        cells.append(session.submit("order.append(4)", queue=True))
+        namespace["flag"][0] = 1
+        for cell in (first, *cells):
+            cell.result(30)
+        assert session.run("order.copy(), order.clear()").values == [([1, 2, 3, 4], None)] * 2
+
+
+@pytest.mark.by_turns
+def test_a_cell_that_never_began_ends_its_output(session: Session) -> None:
+    """It is cancelled while it waits: what shows its output may go."""
+    ended = threading.Event()
+
+    class Sink:
+        def finish(self) -> None:
+            ended.set()
+
+    _, namespace = occupy(session)
+    queued = session.submit("1", queue=True, sink=Sink())  # type: ignore[arg-type]
+    assert queued.cancel()
+    assert isinstance(queued.exception(10), KeyboardInterrupt)
+    assert ended.is_set()
+    namespace["flag"][0] = 1
+    assert session.submit("2", queue=True).result(30).values == [2, 2]
+
+
+@pytest.mark.by_turns
+def test_a_callback_that_raises_stops_no_other(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shown as what a thread raises is; later ones are called, and the queue goes on at once."""
+    shown: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda hooked: shown.append(str(hooked.exc_value)))
+    called = threading.Event()
+    first, namespace = occupy(session)
+
+    def fail(_: PendingCell) -> None:
+        raise ValueError("of a callback")
+
+    first.add_done_callback(fail)
+    first.add_done_callback(lambda _: called.set())
+    queued = session.submit("1", queue=True)
+    namespace["flag"][0] = 1
+    assert queued.result(30).values == [1, 1]
+    assert called.wait(10)
+    first.add_done_callback(fail)
+    assert shown == ["of a callback"] * 2
