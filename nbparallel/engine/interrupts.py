@@ -35,10 +35,10 @@ class InterruptWords(Protocol):
         """Return (task number, sequence) as the kernel wrote them."""
 
     def write_importing(self, rank: int, task: int) -> None:
-        """Tell the kernel that an import goes on first."""
+        """Report to the kernel that an import goes on first."""
 
     def write_ended(self, rank: int, task: int) -> None:
-        """Tell the kernel that the task's code has ended."""
+        """Report to the kernel that the task's code has ended."""
 
 
 class Interrupts:
@@ -73,7 +73,7 @@ class Interrupts:
         self._inspect()
 
     def end(self, task: int) -> None:
-        """Tell the kernel that the task's code has ended, once disarmed: the report follows."""
+        """Report to the kernel that the task's code has ended, once disarmed: the report follows."""
         if self._words is not None:
             self._words.write_ended(self._rank, task)
 
