@@ -75,7 +75,7 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
         error.args = (f"{error}{hint}",)
     if isinstance(error, TypeError) and (text := _wrong_arguments(str(error), state)):
         error.args = (text,)
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError | TypeError) or type(error).__module__.startswith(("cv2", "numba.")):
         better = explain_read_only(error, state.names, traceback_of(error), magics=state.configure.magics)
         if better is not None:
             better.__cause__ = None
@@ -340,6 +340,10 @@ def _frames(trace: TracebackType | None, shell: RankShell) -> tuple[FrameLine, .
 
 _READ_ONLY = re.compile(r"read-?only|WRITEABLE flag|not writ(?:e)?able", re.IGNORECASE)
 """What numpy and Cython's memoryviews say: assignment destination, output array, buffer source …"""
+_READ_ONLY_ELSEWHERE = re.compile(
+    r"read-only memory|read-write bytes-like|marked as readonly|readonly array|buffer is not writable"
+)
+"""What memoryviews, files, sockets, `struct`, `ctypes`, cv2 and numba say, in errors of their own."""
 _CODE, _X = re.compile("`[^`]*`"), re.compile(r"\bx\b")
 
 
@@ -359,7 +363,9 @@ def explain_read_only(
     magics : bool
         Whether to advise them.
     """
-    if not isinstance(error, ValueError) or not _READ_ONLY.search(str(error)):
+    pattern = _READ_ONLY if isinstance(error, ValueError) else _READ_ONLY_ELSEWHERE
+    said = next((line.strip(" >-") for line in _text(error).splitlines() if pattern.search(line)), None)
+    if said is None:
         return None
     advises = isinstance(error, ReadOnlyArrayError)
     text = str(error) if magics else str(error).replace(LET_WRITE, LET_WRITE_IN_A_SCRIPT)
@@ -379,7 +385,7 @@ def explain_read_only(
                     owner = "memory of the program that started the ranks"
                     way = f"`{name} = nbp.share({name})` there"
                 return ReadOnlyArrayError(
-                    f"{name!r} is {owner}, which ranks may only read ({error}); let all ranks write it with "
+                    f"{name!r} is {owner}, which ranks may only read ({said}); let all ranks write it with "
                     f"{way}, or work on a copy of this rank's own: `{name} = {name}.copy()`"
                 )
     return ReadOnlyArrayError(text) if text != str(error) else None

@@ -41,7 +41,8 @@ class RankDeath:
 _LIKELY_CAUSE = {
     "SIGKILL": "killed by SIGKILL: by hand, or by the system because memory ran out",
     "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own, or wrote to an array that "
-    "ranks may only read (torch after from_numpy and np.add.at do: `--share` the array, or copy it)",
+    "ranks may only read (scipy with overwrite_a=True or in scipy.linalg.blas and lapack, torch after "
+    "from_numpy, and np.add.at do: copy the array first, or `--share` it)",
     "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone (was a mapped file made shorter?)",
     "SIGABRT": "aborted (SIGABRT): C code called abort()",
     "SIGFPE": "crashed (SIGFPE): C code divided by zero",

@@ -139,15 +139,25 @@ def test_a_suggestion_is_a_name_of_the_user(pair):
         "np.add(y, y, out=x)",
         "np.add(\n    y,\n    y,\n    x,\n)",
         "np.copyto(x, y)",
+        "memoryview(x)[0] = 1.0",
+        "import struct; struct.pack_into('d', x, 0, 3.0)",
+        "import io; io.BytesIO(b'12345678').readinto(x)",
+        "import ctypes; (ctypes.c_char * 8).from_buffer(x)",
+        "import socket; a, b = socket.socketpair()\nwith a, b:\n    a.send(b'12345678')\n    b.recv_into(x)",
+        "def fill(a): raise CVError('failed\\n> - a marked as output, but NumPy array marked as readonly')\n"
+        "fill(x)",
+        "def fill(a): raise TypingError('Failed\\n >>> setitem(readonly array(float64, 1d, C), int, int)')\n"
+        "fill(x)",
     ],
 )
 def test_write_to_read_only_names_the_variable(pair, cell):
     """Whatever way a cell writes to the notebook's array, the error names it and the ways out."""
     pair.type("import numpy as np; x = np.arange(4.); y = np.arange(4.); a = x[1:]; z = x")
     pair.run("a, x, y, z, np")
+    pair.rank.update({name: type(name, (Exception,), {}) for name in ("CVError", "TypingError")})
     try:
         exec(compile(cell, "<cell>", "exec"), pair.rank)
-    except ValueError as error:
+    except (ValueError, TypeError, pair.rank["CVError"], pair.rank["TypingError"]) as error:
         better, in_a_script = (
             failures.explain_read_only(error, pair.rank_names, error.__traceback__, magics=magics)
             for magics in (True, False)
