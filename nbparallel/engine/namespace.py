@@ -23,6 +23,7 @@ from nbparallel.sharing.memory.array_layout import span
 from nbparallel.transfer.content import content_digest
 from nbparallel.transfer.pickling import loads
 from nbparallel.transfer.tensor_pickling import Ties
+from nbparallel.transfer.variable_info import advice_to_bring
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
 from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
@@ -264,8 +265,8 @@ class RankNames:
         ]
         self._noted.update(changed)
         return tuple(
-            f"this rank changed {name}, and the notebook's {name} is as it was: -o {name} on a cell that "
-            f"ends with `{name}` brings the ranks' there"
+            f"this rank changed {name}, and the notebook's {name} is as it was: "
+            f"{advice_to_bring(name, self._namespace[name])}"
             for name in changed
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nbparallel import sharing
 from nbparallel.errors import BusyError
@@ -15,7 +15,9 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def map(function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = True) -> list[_R]:
+def map(
+    function: Callable[[_T], _R], items: Iterable[_T], *more: Iterable[Any], progress: bool = True
+) -> list[_R]:
     """Return ``[function(item) for item in items]``, done by the ranks.
 
     A rank that is free takes the next item, so that items may take unequally long.  In a notebook the ranks
@@ -28,8 +30,8 @@ def map(function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = T
         Called with one item, on any rank.  One of the notebook travels by value, with the globals that it
         reads; what it prints is shown behind its rank.
     items : iterable
-        A generator is made a list first; of an array each item is a row (``array[i]``).  Shared arrays arrive
-        as the same memory, with their rights; everything else is copied.
+        One, such as ``zip(xs, ys)``.  A generator is made a list first; of an array each item is a row
+        (``array[i]``).  Shared arrays arrive as the same memory, with their rights; all else is copied.
     progress : bool
         Show how many items are done: tqdm's bar, or a line where tqdm is not installed.
 
@@ -73,11 +75,11 @@ def map(function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = T
     session, sink = running_sessions.current()
     if session is None:
         with Session() as fresh:
-            return fresh.map(function, items, progress=progress)
+            return fresh.map(function, items, *more, progress=progress)
     if sink is None:
-        return session.map(function, items, progress=progress)
+        return session.map(function, items, *more, progress=progress)
     try:
-        with ItemMap(function, items, progress=progress) as chosen:
+        with ItemMap(function, items, *more, progress=progress) as chosen:
             return chosen.results(session.perform(chosen.make, sink, chosen).values)
     except KeyboardInterrupt as interrupt:
         if hasattr(interrupt, "failures"):  # the ranks were interrupted, and its text says where they were

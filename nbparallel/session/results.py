@@ -35,8 +35,10 @@ class RemoteValue:
 class RankValues:
     """The values of one name or expression, one of each rank; a snapshot.
 
-    Indexed by rank (`KeyError` for a rank that took no part); iterates, compares and prints as a list in
-    rank order.  `gather()` joins the parts; a notebook shows long ones by class and shape.
+    Indexed by rank (`KeyError` for a rank that took no part); iterates, compares, adds and prints as a list
+    in rank order; a slice, of ranks, is one.  `gather()` joins the parts; a notebook shows long ones by class
+    and shape.  ``list(parts)`` is for functions that take no other kind, such as `json.dumps` and
+    `torch.stack`.
 
     >>> parts = RankValues({0: 10, 2: 12})
     >>> parts[2], list(parts), parts == [10, 12], parts
@@ -48,7 +50,10 @@ class RankValues:
     def __init__(self, values: Mapping[int, Any]) -> None:
         self._values = dict(sorted(values.items()))
 
-    def __getitem__(self, rank: int) -> Any:
+    def __getitem__(self, rank: int | slice) -> Any:
+        if isinstance(rank, slice):
+            last = max(self._values, default=-1)
+            return [self._values[each] for each in range(last + 1)[rank] if each in self._values]
         try:
             return self._values[rank]
         except KeyError:
@@ -113,6 +118,12 @@ class RankValues:
             return list(self) == list(other)
         return NotImplemented
 
+    def __add__(self, other: object) -> list[Any]:
+        return [*self, *other] if isinstance(other, list | RankValues) else NotImplemented
+
+    def __radd__(self, other: object) -> list[Any]:
+        return [*other, *self] if isinstance(other, list) else NotImplemented
+
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -124,6 +135,9 @@ class RankValues:
         if "\n" in text and not cycle:
             text = "\n".join(f"rank {rank}: {_form(value)}" for rank, value in self.items())
         printer.text(text)
+
+
+Sequence.register(RankValues)  # so that ``match`` takes it for one
 
 
 def _form(value: Any) -> str:

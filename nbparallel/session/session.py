@@ -308,9 +308,11 @@ class Session:
         self._names.renew(wanted, namespace)
         return self.run("\n".join(wanted), namespace=namespace, want_values=False, show_values=False).notes
 
-    def map(self, function: Callable[[_T], _R], items: Iterable[_T], *, progress: bool = True) -> list[_R]:
+    def map(
+        self, function: Callable[[_T], _R], items: Iterable[_T], *more: Iterable[Any], progress: bool = True
+    ) -> list[_R]:
         """Return ``[function(item) for item in items]``, done by the ranks; as `nbparallel.map`."""
-        with ItemMap(function, items, progress=progress) as chosen:
+        with ItemMap(function, items, *more, progress=progress) as chosen:
             return chosen.results(self.perform(chosen.make, LineSink(), chosen).values)
 
     def perform(

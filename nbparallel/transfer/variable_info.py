@@ -15,7 +15,10 @@ import numpy as np
 from nbparallel.sharing.store import Store
 from nbparallel.sharing.tensor_storage import locate_tensor
 from nbparallel.wire.inspection import Origin, VariableInfo
+from nbparallel.wire.units import size_text
 
+MOST_BROUGHT = 64 << 20
+"""Bytes of a value of each rank that a line advises to bring into the notebook, at most; arbitrary."""
 _SIZED = (list, tuple, dict, set, frozenset, str, bytes, bytearray)
 _MOST_AXES = 64
 """numpy's own limit; a longer shape is none."""
@@ -36,6 +39,22 @@ def describe_variable(name: str, value: Any, store: Store, origin: Origin = Orig
         return VariableInfo(name, *_class_and_form(value), origin)
     except Exception:  # noqa: BLE001  an odd metaclass: only its existence is reported
         return VariableInfo(name, "object", "", origin)
+
+
+def advice_to_bring(name: str, value: Any) -> str:
+    """Return how the notebook gets the ranks' values of a name: not the whole of a large one."""
+    try:
+        nbytes = int(getattr(value, "nbytes", 0))
+        if not nbytes and type(value).__module__.partition(".")[0] == "pandas":
+            nbytes = int(np.sum(value.memory_usage()))
+    except (AttributeError, TypeError, ValueError):
+        nbytes = 0
+    if nbytes > MOST_BROUGHT:
+        return (
+            f"{name} has {size_text(nbytes)} on each rank, so bring what you need of it: -o part on a cell "
+            "that ends with that"
+        )
+    return f"-o {name} on a cell that ends with `{name}` brings the ranks' there"
 
 
 def has_memory(value: Any) -> bool:

@@ -41,6 +41,21 @@ def test_what_was_gathered_is_new() -> None:
     assert items == [1]
 
 
+def test_parts_are_a_sequence() -> None:
+    """Slices and sums are lists, and ``match`` takes the parts apart; a slice is one of ranks."""
+    parts, some = RankValues({0: 10, 1: 11, 2: 12}), RankValues({0: 10, 2: 12})
+    assert (parts[1:], parts[::-1], some[1:], some[:2]) == ([11, 12], [12, 11, 10], [12], [10])
+    one = [1]
+    assert (parts + one, one + parts, some + some) == ([10, 11, 12, 1], [1, 10, 11, 12], [10, 12, 10, 12])
+    with pytest.raises(TypeError):
+        parts + 1
+    match parts:
+        case [first, *rest]:
+            assert (first, rest) == (10, [11, 12])
+        case _:
+            pytest.fail("no sequence")
+
+
 FRAME = type("DataFrame", (), {"__module__": "pandas"})()
 """Stands for one of pandas, whose import takes longer than these tests."""
 

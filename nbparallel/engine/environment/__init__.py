@@ -273,7 +273,7 @@ def random_streams(seed: int, rank: int) -> np.random.Generator:
     return np.random.default_rng(generator)
 
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "POLARS_MAX_THREADS", "VECLIB_MAXIMUM_THREADS")
 """What libraries read when they are loaded: OpenBLAS, MKL, BLIS, torch and numexpr the first, unless a
 variable of their own is set."""
 

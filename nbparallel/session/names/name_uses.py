@@ -9,6 +9,7 @@ from typing import Any
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import Value
 from nbparallel.session.names.free_names import FreeNames, is_ipythons
+from nbparallel.transfer.variable_info import advice_to_bring
 from nbparallel.wire.name_updates import NameKind, NameUses
 
 PREDEFINED_NAMES = frozenset((
@@ -62,8 +63,8 @@ def describe_rebound(free: FreeNames, bindings: Mapping[str, Any]) -> str:
     listed = ", ".join(names[:SHOWN]) + " …" * (len(names) > SHOWN)
     theirs = "'s are" if len(names) > 1 else f"'s {listed} is"
     return (
-        f"this rank assigned {listed}, and the notebook{theirs} as before: -o {names[0]} on a cell that ends "
-        f"with `{names[0]}` brings the ranks' there"
+        f"this rank assigned {listed}, and the notebook{theirs} as before: "
+        f"{advice_to_bring(names[0], bindings[names[0]])}"
     )
 
 

@@ -32,6 +32,8 @@ from nbparallel.wire.units import size_text
 MOST_OUTPUTS = 200
 """Tasks whose late output still reaches their cell."""
 NOTED_NBYTES = 1 << 20
+NAMED_PART = 100
+"""A line on what was copied leaves out what has a smaller part of all bytes: functions and numbers."""
 """Copying more than this for a cell is noted below it."""
 DEATH_MILLISECONDS = 1000
 """A process that is killed closes its sockets a moment before its end can be seen."""
@@ -333,12 +335,14 @@ def _copied_notes(preparation: Preparation) -> list[str]:
     """Return lines that say what was copied for this cell, if it was much."""
     moved = preparation.moved_nbytes
     copied = {name: nbytes - moved.get(name, 0) for name, nbytes in preparation.copied_nbytes.items()}
-    if sum(preparation.copied_nbytes.values()) <= NOTED_NBYTES:
+    total = sum(preparation.copied_nbytes.values())
+    if total <= NOTED_NBYTES:
         return []
     notes = []
     if moved:
         notes.append(f"moved into shared memory, where every rank reads it: {name_sizes(moved)}")
-    if any(copied.values()):
+    copied = {name: nbytes for name, nbytes in copied.items() if nbytes > total // NAMED_PART}
+    if copied:
         notes.append(f"copied for the ranks: {name_sizes(copied)}")
     return notes
 

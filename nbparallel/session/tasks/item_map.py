@@ -82,9 +82,14 @@ class ItemMap:
 
     look_seconds = LOOK_SECONDS
 
-    def __init__(self, function: Callable[[Any], Any], items: Any, *, progress: bool) -> None:
+    def __init__(self, function: Callable[[Any], Any], items: Any, *more: Any, progress: bool) -> None:
         if not callable(function):
             raise TypeError(f"map needs a function to call, not {type(function).__name__}")
+        if more:
+            raise TypeError(
+                f"map takes one iterable of items, not {1 + len(more)}: zip makes one of them, as in "
+                "`map(lambda pair: f(*pair), zip(xs, ys))`"
+            )
         if not isinstance(items, Iterable) or (isinstance(items, np.ndarray) and items.ndim == 0):
             what = "an array without axes" if isinstance(items, np.ndarray) else type(items).__name__
             raise TypeError(f"map needs items to call the function with, as a list has them, not {what}")

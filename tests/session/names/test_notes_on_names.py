@@ -193,6 +193,12 @@ def test_a_name_that_ranks_assigned_is_explained_once() -> None:
         ]
         assert say("total = all_reduce(rank)") == []
     with Session(2) as session:
+        names = {"total": np.zeros(9 << 20)}
+        assert session.run("total = rank", namespace=names, want_values=False).notes == (
+            "ranks 0-1 assigned total, and the notebook's total is as before: total has 72.0 MiB on each "
+            "rank, so bring what you need of it: -o part on a cell that ends with that",
+        )
+    with Session(2) as session:
         cell = "with open('/dev/null'): total: int = rank"
         assert session.run(cell, namespace={"total": 0}, ranks=[1], want_values=False).notes == (
             "rank 1 assigned total, and the notebook's total is as before: -o total on a cell that ends with "

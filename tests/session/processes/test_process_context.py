@@ -59,15 +59,17 @@ import os, threadpoolctl
 def test_threads_of_libraries(monkeypatch: pytest.MonkeyPatch, start_method: str) -> None:
     """A rank's share of the CPUs holds for BLAS that is there and for what a cell loads; resized too."""
     pytest.importorskip("scipy.linalg", reason="scipy brings a BLAS of its own")
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "POLARS_MAX_THREADS"):
         monkeypatch.delenv(name, raising=False)
     with Session(1, start_method=start_method) as session:
         assert set(session.run(LIBRARIES).values[0].values()) == {usable_cpus()}
         session.resize(2)
         for counts in session.run("import scipy.linalg" + LIBRARIES).values:
             assert (len(counts), set(counts.values())) == (2, {usable_cpus() // 2})
-        variables = "[os.environ[name] for name in ('OMP_NUM_THREADS', 'NUMBA_NUM_THREADS')]"
-        assert session.run(variables).values == [[str(usable_cpus() // 2)] * 2] * 2
+        variables = (
+            "[os.environ[name] for name in ('OMP_NUM_THREADS', 'NUMBA_NUM_THREADS', 'POLARS_MAX_THREADS')]"
+        )
+        assert session.run(variables).values == [[str(usable_cpus() // 2)] * 3] * 2
         session.resize(1)
         assert set(session.run(LIBRARIES).values[0].values()) == {usable_cpus()}
 

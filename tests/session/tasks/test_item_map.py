@@ -34,6 +34,13 @@ def two() -> Iterator[Session]:
         yield session
 
 
+def test_two_iterables_are_for_zip(two: Session) -> None:
+    """As the builtin `map` takes them: the error says what to write."""
+    with pytest.raises(TypeError, match=r"not 2: .* `map\(lambda pair: f\(\*pair\), zip\(xs, ys\)\)`"):
+        two.map(max, [1, 2], [2, 1])
+    assert two.map(lambda pair: max(*pair), zip([1, 2], [2, 1], strict=True)) == [2, 2]
+
+
 @pytest.mark.by_turns
 def test_results_are_in_order_and_a_free_rank_takes_the_next_item(two: Session) -> None:
     """While one rank is at the first item the other one does all the rest; the results are in order."""
