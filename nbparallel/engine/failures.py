@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
@@ -71,6 +72,8 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
         if not (advice or follows_names) and _raised_in_cell(traceback_of(error), state):
             advice = _NO_NAMES.format(name=error.name)
         error.args = (f"{error}{advice}",)
+    if isinstance(error, IPython.core.error.UsageError) and "magic function" in str(error):
+        error.args = (f"{error} {_OWN_MAGICS}",)
     if isinstance(error, AttributeError) and (hint := _of_ours(error, state)):
         error.args = (f"{error}{hint}",)
     if isinstance(error, TypeError) and (text := _wrong_arguments(str(error), state)):
@@ -150,6 +153,10 @@ _NO_NAMES = (
     "`push({name}={name})` of the session assigns this one on every rank"
 )
 """What to write in a script: README shows `Session.run` beside cells, which see the notebook's variables."""
+_OWN_MAGICS = (
+    "Ranks have IPython's magics, not what the notebook has added: load its extension (%load_ext), or define "
+    "it, in a cell for ranks."
+)
 _BY_BROKEN_BUILTINS = (TypeError, NameError, AttributeError)
 """What code raises that calls a builtin function which is gone."""
 OWN_INTERRUPT = "(raised by this rank's own code: the rank was not interrupted)"
@@ -330,12 +337,18 @@ def _frames(trace: TracebackType | None, shell: RankShell) -> tuple[FrameLine, .
         code = trace.tb_frame.f_code
         shown = shell.compile.format_code_name(code.co_filename)
         filename = f"{shown[0]} {shown[1]}".replace("Cell ", "") if shown else code.co_filename
-        source = linecache.getline(code.co_filename, trace.tb_lineno).strip()
-        frames.append(
-            FrameLine(encodable(filename), trace.tb_lineno, encodable(code.co_name), encodable(source))
-        )
+        source = encodable(linecache.getline(code.co_filename, trace.tb_lineno).strip())
+        if frames and _is_class_body(code) and frames[-1].filename == encodable(filename):
+            # it runs where it stands: the line is the fault's, not that of ``class``
+            frames[-1] = replace(frames[-1], line=trace.tb_lineno, source=source)
+        else:
+            frames.append(FrameLine(encodable(filename), trace.tb_lineno, encodable(code.co_name), source))
         trace = trace.tb_next
     return tuple(frames)
+
+
+def _is_class_body(code: CodeType) -> bool:
+    return not code.co_flags & inspect.CO_OPTIMIZED and code.co_name != "<module>"
 
 
 _READ_ONLY = re.compile(r"read-?only|WRITEABLE flag|not writ(?:e)?able", re.IGNORECASE)

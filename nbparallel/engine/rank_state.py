@@ -56,6 +56,8 @@ class RankState:
     """The notebook's choice of sharing strategies, pickled, until the next task follows it."""
     applied: int = -1
     """Number of the last task whose names were applied."""
+    knows_of_mpi: bool = False
+    """Whether a line was shown about mpi4py, or there is nothing to show."""
     edited_modules: EditedModules = field(default_factory=EditedModules)
     """The user's modules that this rank has imported."""
     pid: int = field(default_factory=os.getpid)

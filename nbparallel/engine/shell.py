@@ -83,6 +83,7 @@ class RankCompiler(CachingCompiler):
 
     filename = "<nbparallel>"
     """The name for the code that is compiled next."""
+    _above = 0
     _defined = True
     """Whether the cell of that name has defined anything that can run later."""
 
@@ -90,8 +91,12 @@ class RankCompiler(CachingCompiler):
         super().__init__()
         self._done: deque[str] = deque()
 
-    def begin(self, filename: str) -> str:
-        """Name the next cell, and drop the text of an old one that cannot be needed any more."""
+    def begin(self, filename: str, above: int = 0) -> str:
+        """Name the next cell, and drop the text of an old one that cannot be needed any more.
+
+        The first lines, `above` of them, stand for what the notebook's cell has there: they are not shown.
+        """
+        self._above = above
         if not self._defined:
             self._done.append(self.filename)
         while len(self._done) > self.KEPT:
@@ -100,6 +105,14 @@ class RankCompiler(CachingCompiler):
             self._filename_map.pop(old, None)
         self.filename, self._defined = filename, False
         return filename
+
+    def cache(self, *arguments: Any, **options: Any) -> str:
+        """Compile a cell's text, and keep it for tracebacks without what stands for lines above it."""
+        name: str = super().cache(*arguments, **options)
+        size, when, lines, file = linecache.cache[name]  # type: ignore[misc]  # no lazy entry
+        hidden = min(self._above, len(lines)) if name == self.filename else 0
+        linecache.cache[name] = size, when, ["\n"] * hidden + lines[hidden:], file
+        return name
 
     def note_definitions(self, code: CodeType) -> None:
         """Record whether code of the cell, about to run, defines anything."""

@@ -115,6 +115,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
         report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own, hidden)
         report.notes += state.names.describe_changed(uses, own)
     if runs_user_code(task):
+        report.notes += _describe_mpi(state)
         report.notes += state.edited_modules.describe(magics=state.configure.magics)
     for stream in state.output.reopen_closed():
         sys.stderr.write(f"nbparallel: the cell closed the file descriptor of {stream}; it is open again\n")
@@ -133,6 +134,19 @@ def _improved(failure: BaseException, state: RankState, task: Task) -> BaseExcep
     cell = task if isinstance(task, CellTask) else None
     _note_word(failure, () if cell is None or cell.uses is None else cell.uses.in_strings)
     return failures.improve(failure, state, follows_names=cell is None or cell.follows_names)
+
+
+def _describe_mpi(state: RankState) -> tuple[str, ...]:
+    """Return a line, once, if code of this rank has begun to use MPI, in which the rank is alone."""
+    if state.knows_of_mpi or (module := sys.modules.get("mpi4py.MPI")) is None:
+        return ()
+    state.knows_of_mpi = True
+    if not (module.Is_initialized() and module.COMM_WORLD.Get_size() == 1):
+        return ()
+    return (
+        "MPI.COMM_WORLD on a rank has one process, this one: ranks communicate with `dist` (dist.send, "
+        "dist.all_reduce …), and a program with mpi4py runs under mpiexec",
+    )
 
 
 _MISSES_NAMES = (KeyError, NameError, ImportError, AttributeError)
@@ -202,16 +216,21 @@ def _filename(state: RankState, task: Task) -> str:
     if isinstance(task, CellTask):
         state.shell.execution_count = task.execution_count
         state.shell.source = cell_text(task)
-        filename: str = state.shell.compile.begin(f"{CELL_FILE}{task.execution_count}-{task.number}>")
+        filename: str = state.shell.compile.begin(
+            f"{CELL_FILE}{task.execution_count}-{task.number}>", _lines_above(task)
+        )
         return filename
     return task.path if isinstance(task, ScriptTask) else ""
 
 
+def _lines_above(task: CellTask) -> int:
+    return 0 if task.source.lstrip().startswith("%%") else task.line_offset
+
+
 def cell_text(task: CellTask) -> str:
     """Return the cell with as many lines above it as in the notebook, so that line numbers agree."""
-    if task.source.lstrip().startswith("%%"):
-        return task.source  # a cell magic has to stand in the first line
-    return "# %%parallel\n" * task.line_offset + task.source
+    # a cell magic has to stand in the first line
+    return "# %%parallel\n" * _lines_above(task) + task.source
 
 
 def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskReport) -> None:
