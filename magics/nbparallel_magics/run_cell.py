@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from nbparallel.errors import RANKS_INTERRUPTED, CellTimeoutError, ParallelError
+from nbparallel.errors import RANKS_INTERRUPTED, CellTimeoutError, ParallelError, rank_list
+from nbparallel.wire.units import seconds_text
 from nbparallel_magics.arguments import RankSpec
 from nbparallel_magics.background import (
     BackgroundCell,
@@ -167,7 +170,15 @@ def _run_on_ranks(
         state.races.show(result.race_report)
     if options.out is not None:
         shell.user_ns[options.out] = result.values
+    if _TIMED.match(state.raw_cell) and not options.quiet:
+        # IPython's lines below are of this process, which only waits; they are no output of a rank's
+        seconds = sum(rank.cpu_seconds for rank in result.ranks.values())
+        used = f"{rank_list(result.ranks)} used {seconds_text(seconds)} of processor time"
+        sys.stdout.write(f"[nbparallel] {used}\n")
     return None
+
+
+_TIMED = re.compile(r"\s*%%?time\b")
 
 
 def _without_value(request: CellRequest) -> str:

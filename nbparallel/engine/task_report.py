@@ -52,7 +52,7 @@ class TaskReport:
 
     def __init__(self, state: RankState, task: Task) -> None:
         self._state, self._task = state, task
-        self._started = time.monotonic_ns()
+        self._started, self._cpu = time.monotonic_ns(), time.process_time_ns()
         self._waited = self._wait_ns()
         self._value: Any = _NOTHING
         self.failure: BaseException | None = None
@@ -124,6 +124,7 @@ class TaskReport:
             and issubclass(type(failure), KeyboardInterrupt),
             wall_ns=time.monotonic_ns() - self._started,
             wait_ns=wait_ns,
+            cpu_ns=time.process_time_ns() - self._cpu,
             notes=self.notes,
             applied=state.applied == task.number,
             memory=_memory(),

@@ -175,6 +175,8 @@ class RankResult:
     """Of it, time spent waiting for other ranks in operations."""
     error: Exception | None
     """What it raised, or None."""
+    cpu_seconds: float = 0.0
+    """Processor time of its process, that of its threads too."""
 
 
 @dataclass(frozen=True, slots=True)

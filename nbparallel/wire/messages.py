@@ -277,6 +277,8 @@ class Outcome(Message):
     """None if all were received in their cell, as far as this rank knows."""
     drawn: DrawnNames | None = None
     """Of the names in `draw`; None if there are none."""
+    cpu_ns: int = 0
+    """Processor time of the rank's process, in nanoseconds."""
     accesses: Any = None
     """`AccessLog` of a cell that is checked for data races, or None."""
 

@@ -86,6 +86,7 @@ def result_of(run: TaskRun, values: Mapping[int, Any]) -> CellResult:
             seconds=outcome.wall_ns / 1e9 if outcome is not None else seconds,
             wait_seconds=outcome.wait_ns / 1e9 if outcome is not None else 0.0,
             error=None,
+            cpu_seconds=outcome.cpu_ns / 1e9 if outcome is not None else 0.0,
         )
     names = run.request.preparation
     copied, shared = ({}, {}) if names is None else (names.copied_nbytes, names.shared_nbytes)

@@ -256,3 +256,14 @@ def test_memory_goes_back_when_its_cell_ends(kernel: Kernel) -> None:
     # The supervisor's word that nobody uses it any more may still be on its way: every cell looks again.
     look = "assert all(s.phase == 'pooled' for s in nbparallel.segments()), nbparallel.segments()"
     wait_until(lambda: kernel.run(look).status == "ok", lambda: kernel.run(look).evalue)
+
+
+def test_time_over_ranks_has_their_processor_time(shared_kernel: Kernel) -> None:
+    """``%%time`` itself sees this process only; its line ends the last rank's block."""
+    loaded(shared_kernel)
+    cell = "%%time\n%%parallel -n 2\nimport time\nend = time.process_time() + 0.3\n"
+    shown = text(shared_kernel.run(f"{cell}while time.process_time() < end: pass\nprint('a\\nb', rank)"))
+    used = re.search(r"b 1\n\[nbparallel\] ranks 0-1 used (\d+) ms of processor time\nCPU times: ", shown)
+    assert used, shown
+    assert int(used[1]) >= 600
+    assert "processor time" not in text(shared_kernel.run("%%parallel\nprint(1)"))

@@ -372,3 +372,22 @@ def test_arguments_that_no_operation_has_are_answered_with_those_it_has(session:
     assert found.startswith("send() got an unexpected keyword argument 'to': it has the parameters (tensor, ")
     cell = "class Mine:\n    def send(self): pass\nMine().send(to=1)"
     assert str(error_of(session, cell)) == "Mine.send() got an unexpected keyword argument 'to'"
+
+
+def test_a_class_names_the_line_of_its_fault(session: Session) -> None:
+    """Its body runs where it stands: not the line of ``class``; a call in it is a call."""
+    with pytest.raises(ParallelError, match=r"on ranks 0-\d, line 4: division") as caught:
+        session.run("x = 1\nclass A:\n    class B:\n        y = 1 / 0")
+    assert [frame.function for frame in caught.value.failures[0].frames] == ["<module>"]
+    with pytest.raises(ParallelError, match=r"on ranks 0-\d, line 4: division"):
+        session.run("def f():\n    1 / 0\nclass A:\n    y = f()")
+
+
+def test_lines_above_the_cell_are_not_shown(session: Session) -> None:
+    """What stands for the notebook's ``%%parallel`` line is no code that somebody typed."""
+    for source, offset in (("1 / 0", 1), ("# %%parallel\n1 / 0", 2), ("def f(): 1 / 0\nf()", 3)):
+        with pytest.raises(ParallelError) as caught:
+            session.run(source, line_offset=offset)
+        shown = str(caught.value.errors[0].__cause__)
+        assert shown.count("# %%parallel") == source.count("# %%parallel")
+        assert f"line {offset + 1 + source.count(chr(10))}" in str(caught.value)
