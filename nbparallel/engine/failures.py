@@ -377,7 +377,7 @@ def explain_read_only(
         Whether to advise them.
     """
     pattern = _READ_ONLY if isinstance(error, ValueError) else _READ_ONLY_ELSEWHERE
-    said = next((line.strip(" >-") for line in _text(error).splitlines() if pattern.search(line)), None)
+    said = next((line.strip(" >-") for line in text_of(error).splitlines() if pattern.search(line)), None)
     if said is None:
         return None
     advises = isinstance(error, ReadOnlyArrayError)
