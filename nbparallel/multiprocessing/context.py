@@ -156,7 +156,7 @@ class DefaultContext(_Factory, library.DefaultContext):
     _actual_context: Any
 
     def __init__(self) -> None:
-        super().__init__(None)  # type: ignore[arg-type]
+        super().__init__(library._default_context._default_context)  # type: ignore[attr-defined]
 
     def get_context(self, method: str | None = None) -> Any:
         """Return the context of a start method, by default of the one that is used."""

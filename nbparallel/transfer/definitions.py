@@ -118,10 +118,6 @@ def reduce_function(
                 contents.append((reference, cell.cell_contents))
             except ValueError:  # not bound yet
                 continue
-    try:
-        annotations = function.__annotations__
-    except NameError:  # 3.14 evaluates them on demand
-        annotations = {}
     attributes = {
         "__name__": function.__name__,
         "__qualname__": function.__qualname__,
@@ -129,7 +125,7 @@ def reduce_function(
         "__doc__": function.__doc__,
         "__defaults__": function.__defaults__,
         "__kwdefaults__": function.__kwdefaults__,
-        "__annotations__": annotations,
+        "__annotations__": _annotations(function),
     }
     if getattr(function, "__type_params__", ()):
         attributes["__type_params__"] = function.__type_params__  # type: ignore[attr-defined]  # 3.12 on
@@ -147,6 +143,31 @@ def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
 def rebuild_code(filename: str, arguments: tuple[Any, ...]) -> types.CodeType:
     """Rebuild code as it was compiled."""
     return types.CodeType(*arguments).replace(co_filename=filename)
+
+
+def _annotations(thing: Any) -> dict[str, Any]:
+    """Return annotations; as texts if they are evaluated on demand (3.14): names may be missing by design."""
+    annotate = getattr(thing, "__annotate__", None)
+    if annotate is None:
+        own = vars(thing) if isinstance(thing, type) else {}
+        found = own.get("__annotations__", own.get("__annotations_cache__", {}))
+        return found if isinstance(thing, type) else thing.__annotations__  # type: ignore[no-any-return]
+    from annotationlib import Format, call_annotate_function  # type: ignore[import-not-found]  # 3.14
+
+    return call_annotate_function(annotate, Format.STRING)  # type: ignore[no-any-return]
+
+
+def without_annotations(function: types.FunctionType) -> types.FunctionType:
+    """Return a function for cloudpickle to take apart, which looks at its annotations: one with texts."""
+    if getattr(function, "__annotate__", None) is None:
+        return function
+    parts = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    clone = types.FunctionType(function.__code__, *parts)
+    clone.__kwdefaults__, clone.__dict__ = function.__kwdefaults__, function.__dict__
+    for name in ("__qualname__", "__module__", "__doc__", "__type_params__"):
+        setattr(clone, name, getattr(function, name))
+    clone.__annotations__ = _annotations(function)
+    return clone
 
 
 def set_function_state(function: types.FunctionType, state: tuple[Any, Any, Any, Any]) -> None:
@@ -225,8 +246,9 @@ def reduce_class(cls: type, *, redefine: bool) -> tuple[Any, ...]:
         for slot in made:
             state[0].pop(slot, None)
     for name in _ON_DEMAND:  # else pickling an instance would look like a change of its class
-        if not state[0].get(name, True) or name == "__slotnames__":
-            state[0].pop(name, None)
+        state[0].pop(name, None)
+    if annotations := _annotations(cls):
+        state[0]["__annotations__"] = annotations
     return (
         rebuild_class,
         (tracker(cls), cls.__qualname__, fingerprint(cls), maker, arguments),
@@ -241,7 +263,13 @@ def _is_slot(value: object, cls: type) -> bool:
     return isinstance(value, types.MemberDescriptorType) and value.__objclass__ is cls
 
 
-_ON_DEMAND = ("__slotnames__", "__annotations__", "__annotations_cache__", "__annotate_func__")
+_ON_DEMAND = (
+    "__slotnames__",
+    "__annotations__",
+    "__annotations_cache__",
+    "__annotate_func__",
+    "__annotate__",
+)
 """Attributes that Python adds to a class on demand (`copyreg`, `inspect`)."""
 
 
@@ -306,6 +334,44 @@ def find_class(identifier: str, name: str) -> type:
     if cls is None:
         raise UnpicklableError(f"the definition of class {name!r} has not arrived here; define it again")
     return cls
+
+
+def reduce_typing(thing: Any) -> Any:
+    """Reduce what typing makes and Python pickles by its name, which the receiver's ``__main__`` lacks.
+
+    `NotImplemented`: it is none of these, or a module's.
+    """
+    kind = type(thing)
+    if kind is typing.ForwardRef:  # else it differs once it was evaluated, and holds on to namespaces
+        return kind, (thing.__forward_arg__,)
+    if kind not in _NAMED_TYPES or thing.__module__ != "__main__":
+        return NotImplemented
+    options, tracked = {}, True
+    arguments: tuple[Any, ...] = (thing.__name__,)
+    if kind is typing.NewType:
+        arguments += (thing.__supertype__,)
+    elif kind.__name__ == "TypeAliasType":
+        arguments += (thing.__value__,)
+        options, tracked = {"type_params": thing.__type_params__}, False  # it takes no weak reference
+    elif kind is typing.ParamSpec:
+        options = {name: getattr(thing, f"__{name}__") for name in ("bound", "covariant", "contravariant")}
+    identifier = cloudpickle._get_or_create_tracker_id(thing) if tracked else ""
+    return rebuild_typing, (kind, arguments, options, identifier)
+
+
+_NAMED_TYPES = {
+    getattr(typing, name)
+    for name in ("NewType", "ParamSpec", "TypeVarTuple", "TypeAliasType")
+    if hasattr(typing, name)
+}
+
+
+def rebuild_typing(kind: Any, arguments: tuple[Any, ...], options: dict[str, Any], identifier: str) -> Any:
+    """Make it, or return the one that came before under this identifier."""
+    made = kind(*arguments, **options)
+    if kind is typing.NewType:
+        made.__module__ = "__main__"
+    return cloudpickle._lookup_class_or_track(identifier, made) if identifier else made
 
 
 def reduce_cached(function: Any) -> tuple[Any, ...]:

@@ -142,6 +142,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return self._reduce_class(obj)
         if issubclass(kind, BaseException):
             return definitions.reduce_exception(obj)
+        if (form := definitions.reduce_typing(obj)) is not NotImplemented:
+            return form
         if kind is types.CodeType:
             self.files.add(obj.co_filename)
             return definitions.reduce_code(obj)
@@ -197,7 +199,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
                 function, module, self.cells, function_names(function.__code__)
             )
         if not definitions.is_main_globals(function.__globals__, self.main_globals):
-            return self._dynamic_function_reduce(function)
+            return self._dynamic_function_reduce(definitions.without_annotations(function))
         names = function_names(function.__code__)
         self.global_names |= names.reads | names.doubtful
         self.assigned |= names.stores

@@ -1,5 +1,6 @@
 """Functions and classes of a notebook on their way: rebuilt in the receiver's namespace."""
 
+import contextlib
 import dataclasses
 import inspect
 import io
@@ -7,6 +8,7 @@ import linecache
 import subprocess
 import sys
 import types
+import typing
 import urllib.error
 import xml.dom.minidom
 
@@ -113,7 +115,7 @@ def test_functions_live_in_the_receivers_namespace(store, notebook, rank_globals
     assert factorial(5) == 120
     assert remembered(4) == 12
     assert with_defaults(0) == (0, [1], 3, 3)
-    assert with_defaults.__annotations__ == {"c": int}
+    assert with_defaults.__annotations__ == {"c": int if sys.version_info < (3, 14) else "int"}
     rank_globals["rank"] = 8
     assert with_defaults(0)[-1] == 8
 
@@ -321,6 +323,7 @@ class Several(ExceptionGroup):
         pass
 
 
+@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # of the trial, from 3.14 on
 def test_exceptions_are_rebuilt_without_their_constructors():
     """Type, text and attributes arrive, whatever the constructor takes; what cannot travel is None."""
     two = load_error(dump_error(TwoArgumentsError(1, 3)))
@@ -330,8 +333,63 @@ def test_exceptions_are_rebuilt_without_their_constructors():
     assert keyword.kept == 2
     group = load_error(dump_error(Several(ValueError(1), KeyError(2))))
     assert (group.message, [str(e) for e in group.exceptions]) == ("several", ["1", "2"])
-    found = load_error(dump_error(urllib.error.HTTPError("http://x", 404, "gone", {}, io.BytesIO())))
-    assert (found.code, str(found), found.filename) == (404, "HTTP Error 404: gone", "http://x")
+    with urllib.error.HTTPError("http://x", 404, "gone", {}, io.BytesIO()) as sent:
+        found = load_error(dump_error(sent))
+    with found:
+        assert (found.code, str(found), found.filename) == (404, "HTTP Error 404: gone", "http://x")
     locked = TwoArgumentsError(1, 2)
     locked.lock = types.SimpleNamespace(handle=sys._getframe())
     assert dump_error(locked) is None
+
+
+TYPES = """
+import dataclasses, typing
+if typing.TYPE_CHECKING: from nowhere import Missing
+@dataclasses.dataclass
+class Node:
+    value: int
+    following: Node | None = None
+@dataclasses.dataclass
+class Unknown:
+    value: Missing
+class Pair(typing.NamedTuple):
+    left: int
+    right: Missing = None
+class Plain:
+    x: Missing
+def annotated(a: Missing, b: int) -> Node: return a
+UserId = typing.NewType("UserId", int)
+P = typing.ParamSpec("P")
+def decorated(f: typing.Callable[P, int]) -> typing.Callable[P, int]: return f
+node, unknown, pair = Node(1, Node(2)), Unknown(3), Pair(4)
+"""
+ALIASES = "type Alias = int | str\ntype Listed[Q] = list[Q]\n" if sys.version_info >= (3, 12) else ""
+EAGER = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+
+
+def test_annotations_and_types_of_the_notebook(store, rank_globals):
+    """What names a type that is missing, by design, travels, and looking at annotations is no change."""
+    notebook = {"__name__": "__main__"}
+    exec(compile(EAGER + TYPES + ALIASES, "<cell>", "exec", dont_inherit=True), notebook)
+    names = ["Node", "Unknown", "Pair", "Plain", "annotated", "decorated", "node", "unknown", "pair"]
+    names += ["UserId", "P", *(["Alias", "Listed"] if ALIASES else [])]
+
+    def checksums():
+        return {name: serialise(notebook[name], store, main_globals=notebook).checksum() for name in names}
+
+    before = checksums()
+    for name in names:
+        with contextlib.suppress(NameError, TypeError, AttributeError):
+            typing.get_type_hints(notebook[name])
+        with contextlib.suppress(NameError, AttributeError):
+            assert notebook[name].__annotations__ is not None
+    assert checksums() == before
+    came = dict(zip(names, travel(notebook, rank_globals, store, *names), strict=True))
+    assert (came["node"].following.value, came["unknown"].value, came["pair"].left) == (2, 3, 4)
+    assert came["Node"](5).following is None
+    assert came["annotated"].__annotations__ == {"a": "Missing", "b": "int", "return": "Node"}
+    assert came["Plain"].__annotations__ == {"x": "Missing"}
+    assert (came["UserId"](7), came["UserId"].__name__, came["P"].__name__) == (7, "UserId", "P")
+    if ALIASES:
+        assert came["Alias"].__value__ == int | str
+        assert came["Listed"].__type_params__[0].__name__ == "Q"

@@ -89,4 +89,4 @@ def try_pickle(obj: Any) -> memoryview | None:
         _LightPickler(file).dump(obj)
     except (_Unfit, TypeError, AttributeError, pickle.PicklingError, RecursionError):
         return None
-    return file.getbuffer()
+    return memoryview(file.getvalue())  # from 3.13 on a file with an exported buffer cannot be closed

@@ -45,7 +45,7 @@ def pickle_message(obj: Any, mailbox: int = 0, copies: CallCopies | None = None)
     packed = pack(obj, mailbox, copies)
     file = io.BytesIO()
     pickle.Pickler(file).dump(_Opening(packed))
-    return file.getbuffer(), packed.parcel
+    return memoryview(file.getvalue()), packed.parcel
 
 
 class _Opening:

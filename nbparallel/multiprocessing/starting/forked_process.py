@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
-from multiprocessing import popen_fork, util
+from multiprocessing import popen_fork
 from typing import Any
 
 from nbparallel.errors import ForkedRankError
@@ -26,40 +25,36 @@ def _household() -> Any:
     return importlib.import_module("nbparallel.multiprocessing.household")
 
 
+class _Child:
+    """What the library's launch calls in the child, which takes its part before it does the work."""
+
+    def __init__(self, process: Any, fork: Any) -> None:
+        self._process, self._fork, self._inherited = process, fork, unchanging_globals()
+        self._force_start_method = default_context().force_start_method
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        if self._fork is not None:
+            self._fork.child()
+            mark_forked(self._inherited)
+        if self._process._start_method is not None:
+            self._force_start_method(self._process._start_method)
+        code: int = self._process._bootstrap(parent_sentinel)
+        return code
+
+
 class ForkPopen(popen_fork.Popen):
     """A process that is forked from this one."""
 
     pid: Any = None  # known once it was forked
 
-    def _launch(self, process_obj: Any) -> None:  # the library's, with what the child is given
-        inherited = unchanging_globals()
-        force_start_method = default_context().force_start_method
+    def _launch(self, process_obj: Any) -> None:
         try:
             fork = _household().prepare_fork(daemon=process_obj.daemon or process_obj.ends_with_parent)
         except ForkedRankError:
             fork = None  # this process takes no part
         try:
             with interrupts_blocked() if process_obj.interrupts_late else _nothing:
-                parent_r, child_w = os.pipe()
-                child_r, parent_w = os.pipe()
-                self.pid = os.fork()
-                if self.pid == 0:
-                    code = 1
-                    try:
-                        os.close(parent_r)
-                        os.close(parent_w)
-                        if fork is not None:
-                            fork.child()
-                            mark_forked(inherited)
-                        if process_obj._start_method is not None:
-                            force_start_method(process_obj._start_method)
-                        code = process_obj._bootstrap(child_r)
-                    finally:
-                        os._exit(code)
-                os.close(child_w)
-                os.close(child_r)
-                self.finalizer = util.Finalize(self, util.close_fds, (parent_r, parent_w))  # type: ignore[attr-defined]
-                self.sentinel = parent_r
+                super()._launch(_Child(process_obj, fork))  # type: ignore[misc]  # typeshed has it in Popen
         finally:
             if fork is not None and self.pid is not None:
                 fork.parent(self.pid)

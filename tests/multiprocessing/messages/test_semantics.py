@@ -328,3 +328,45 @@ def test_the_end_of_a_program_waits_for_its_processes(tmp_path: Path, method: st
         method,
     )
     assert out == "finished 10.0\n"
+
+
+def test_a_process_does_its_last_steps(tmp_path: Path, method: str) -> None:
+    """Messages are sent to the last, `atexit` runs where the library's runs it, children are waited for.
+
+    Shared memory of the library that a child has made for another process stays.
+    """
+    run_program(
+        """
+        import atexit
+        from multiprocessing import resource_tracker, shared_memory
+        resource_tracker.ensure_running()  # else each forked process has its own, as in the library
+
+        def grandchild(path):
+            time.sleep(0.3)
+            open(path, "w").close()
+
+        def child(q, path):
+            atexit.register(os.write, 1, b"atexit ")
+            for number in range(200):
+                q.put(number)
+            memory = shared_memory.SharedMemory(create=True, size=10)
+            memory.buf[0] = 7
+            q.put(memory.name)
+            memory.close()
+            ctx.Process(target=grandchild, args=(path,)).start()
+
+        q, path = ctx.Queue(), os.path.abspath("done")
+        process = ctx.Process(target=child, args=(q, path))
+        process.start()
+        assert [q.get(timeout=20) for _ in range(200)] == list(range(200))
+        name = q.get(timeout=20)
+        process.join()
+        assert (process.exitcode, os.path.exists(path)) == (0, True)
+        memory = shared_memory.SharedMemory(name=name)
+        assert memory.buf[0] == 7
+        memory.close()
+        memory.unlink()
+        """,
+        tmp_path,
+        method,
+    )
