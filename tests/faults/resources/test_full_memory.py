@@ -232,6 +232,24 @@ def test_f40_anonymous_memory_does_not_care(tmp_path: Path) -> None:
 
 
 @pytest.mark.time_limit(60)
+def test_what_the_notebook_has_dropped_is_free_for_ranks() -> None:
+    """On a nearly full tmpfs a rank gets the room of an array that the notebook has deleted before the cell."""
+    if (reason := missing_reason()) is not None:
+        pytest.skip(reason)
+    script = """
+        import nbparallel as nbp
+        nbp.set_sharing_strategy("file_system")
+        with nbp.Session(1) as session:
+            session.run("1")
+            x = nbp.zeros(11 << 20, dtype="u1")
+            del x
+            assert session.run("nbp.zeros(8 << 20, dtype='u1').nbytes", namespace={}).values == [8 << 20]
+    """
+    done = run_script(script, on_small_tmpfs("/dev/shm", "16m"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.time_limit(60)
 def test_f52_a_users_file_on_a_full_disk(tmp_path: Path) -> None:
     """`from_file(mode="w+")` on a full disk raises, and leaves neither a draft nor a half-made file."""
     reason = missing_reason()
