@@ -159,7 +159,7 @@ class TaskDispatcher:
         5. record when it begins, if it runs the user's code;
         6. send each rank its task; equal tasks are pickled once.
         """
-        sharing.current_store().drain()  # what the notebook has dropped: on a full disk a rank may need that room
+        sharing.current_store().drain()  # a rank may need the room of what the notebook dropped
         output = self._open_output(request.number, request.options.sink, request.notes)
         control = pool.ensure_epoch()
         control.words[READ_IN_PLACE_OFF] = not self.read_in_place

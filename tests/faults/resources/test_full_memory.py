@@ -233,7 +233,7 @@ def test_f40_anonymous_memory_does_not_care(tmp_path: Path) -> None:
 
 @pytest.mark.time_limit(60)
 def test_what_the_notebook_has_dropped_is_free_for_ranks() -> None:
-    """On a nearly full tmpfs a rank gets the room of an array that the notebook has deleted before the cell."""
+    """On a nearly full tmpfs a rank gets the room of an array that the notebook has deleted."""
     if (reason := missing_reason()) is not None:
         pytest.skip(reason)
     script = """
