@@ -25,7 +25,7 @@ from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import pack_pid, pack_versions
 from nbparallel.wire.messages import DESCRIPTORS_CLOSED, Configure
-from nbparallel.wire.system import ready
+from nbparallel.wire.system import JOBLIB, ready
 
 prepared_shell: shells.RankShell | None = None
 
@@ -42,6 +42,7 @@ def prepare() -> None:
     from nbparallel.engine import environment
 
     environment.find_blas()
+    JOBLIB.install()
     tracing.inspect_parameters(getattr(communicator.Communicator, name) for name in communicator.TRACED)
     prepared_shell = shells.make()
     prepared_shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions

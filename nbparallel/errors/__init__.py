@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pickle import PicklingError
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
@@ -65,7 +66,7 @@ class NbParallelError(Exception):
 
 
 class StartError(NbParallelError, RuntimeError):
-    """Ranks could not be started; the message holds the tail of their output."""
+    """Ranks or processes could not be started; the message holds the tail of the ranks' output."""
 
 
 class RendezvousError(NbParallelError, RuntimeError):
@@ -244,7 +245,7 @@ class UnknownNameError(NbParallelError, NameError):
     """The notebook has no variable of that name."""
 
 
-class UnpicklableError(NbParallelError, TypeError):
+class UnpicklableError(NbParallelError, PicklingError, TypeError):
     """A value cannot travel between processes; the message names it."""
 
 

@@ -74,12 +74,15 @@ class Pool(library.Pool):
         self_ = weakref.ref(self)  # what the library's threads hold must not keep the pool
         casualties = self._casualties
 
+        def count() -> int:
+            return 1 if (pool := self_()) is None else pool._processes  # type: ignore[attr-defined]
+
         def start_worker(ctx: Any, *, target: Any, args: Any) -> Any:
             slot = make_slot()
             tasks, results, *rest = args
             interrupts = TaskInterrupts(word)
             ends = TaskReader(tasks, slot, interrupts), ResultWriter(results, slot)
-            process = ctx.Process(target=run_worker, args=(interrupts, target, *ends, *rest))
+            process = ctx.Process(target=run_worker, args=(interrupts, count(), target, *ends, *rest))
             process.interrupts_late = True
             casualties.slots[id(process)] = slot
             watch_end(process, lambda ended: _settle(self_, ended))

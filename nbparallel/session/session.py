@@ -274,14 +274,14 @@ class Session:
         finally:
             session_views.load_views()
 
-    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call ``function(*args)`` on every rank; return the results in rank order.
+    def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``function(*args, **kwargs)`` on every rank; return the results in rank order.
 
         Functions of ``__main__`` travel by value, with their globals.  What they print is printed here.
         """
         if not callable(function):
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
-        return list(all_values(self.perform(call_task(function, args), LineSink()), "a result"))
+        return list(all_values(self.perform(call_task(function, args, kwargs), LineSink()), "a result"))
 
     def pull(self, name: str) -> RankValues:
         """Return the value of a variable of every rank; arrays come through shared memory, one copy.
@@ -298,7 +298,7 @@ class Session:
         check_drawn(wanted)
         return self.perform(draw_task(wanted)).drawn or DrawnValues(wanted, {})
 
-    def push(self, **values: Any) -> None:
+    def push(self, /, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
         self.perform(push_task(values))
 

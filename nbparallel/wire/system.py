@@ -18,9 +18,15 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
 PAUSE_SECONDS = 0.001
 """Between two tries to poll."""
@@ -254,3 +260,60 @@ def mapping_limit() -> int | None:
         return int(read_text("/proc/sys/vm/max_map_count"))
     except (OSError, ValueError):
         return None
+
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "POLARS_MAX_THREADS", "VECLIB_MAXIMUM_THREADS")
+"""What libraries read when they are loaded: OpenBLAS, MKL, BLIS, torch and numexpr the first, unless a
+variable of their own is set."""
+
+
+def threads_from_environment(library: str) -> int:
+    """Return the number of threads that a library reads from the environment; 0: none that makes sense."""
+    text = os.environ.get(f"{library.upper()}_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
+    first = text.partition(",")[0].strip()  # a list is for nested regions of OpenMP
+    return int(first) if first.isdecimal() else 0
+
+
+class ImportHook:
+    """Calls a function when a module is loaded; both are named only, so that nothing is loaded before."""
+
+    def __init__(self, module: str, function: str) -> None:
+        self._module, self._function = module, function
+
+    def install(self) -> None:
+        """Wait for the module, or call the function now if it is there."""
+        if self._module in sys.modules:
+            self._call()
+        elif not any(isinstance(hook, ImportHook) and hook._module == self._module for hook in sys.meta_path):
+            sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return what others find for the module, with the call behind it; None for each other module."""
+        if name != self._module:
+            return None
+        import importlib.util  # the supervisor needs none of it
+
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._call()
+
+            loader.exec_module = exec_module
+        return spec
+
+    def _call(self) -> None:
+        module, _, name = self._function.rpartition(".")
+        getattr(import_module(module), name)()
+
+
+JOBLIB = ImportHook(
+    "joblib.parallel", "nbparallel.multiprocessing.workers.joblib_registration.register_joblib"
+)
+"""In processes and ranks joblib knows our backend."""

@@ -176,16 +176,18 @@ def test_what_a_kept_thread_prints_for_a_cell_is_that_cells(four: Session, kind:
 
 @pytest.mark.by_turns
 def test_call_sends_functions_of_main_and_returns_results_in_rank_order(four: Session) -> None:
-    """`call` takes a lambda with a closure and gives a list."""
+    """`call` takes a lambda with a closure, keywords of any name, and gives a list."""
     offset = 7
     assert four.call(lambda a, b: (a + b, offset), 1, 2) == [(3, 7)] * 4
+    assert four.call(dict, [("a", 1)], self=2, function=3) == [{"a": 1, "self": 2, "function": 3}] * 4
     assert four.call(os.getpid) == [rank.pid for rank in four.statistics().ranks]
 
 
 def test_push_and_pull_carry_arrays(four: Session) -> None:
     """A pushed array is a copy on every rank; a pulled one a snapshot."""
     x = np.arange(100_000.0)
-    four.push(pushed=x, small=[1, 2])
+    four.push(pushed=x, small=[1, 2], self=3)
+    assert four.pull("self") == [3] * 4
     four.run("pushed += rank")
     for rank, got in enumerate(four.pull("pushed")):
         np.testing.assert_array_equal(got, x + rank)

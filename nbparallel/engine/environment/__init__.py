@@ -14,6 +14,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from nbparallel.wire.messages import Configure, WorkingContext
+from nbparallel.wire.system import THREAD_VARIABLES, threads_from_environment
 
 
 def enter_context(place: WorkingContext) -> None:
@@ -78,7 +79,7 @@ class Defaults:
         self.values = MappingProxyType(self._values)
         """The defaults as they are now."""
 
-    def set(self, **values: Any) -> None:
+    def set(self, /, **values: Any) -> None:
         """Define or renew defaults where the user has not taken the name."""
         for name, value in values.items():
             current = self._namespace.get(name, _MISSING)
@@ -273,11 +274,6 @@ def random_streams(seed: int, rank: int) -> np.random.Generator:
     return np.random.default_rng(generator)
 
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "POLARS_MAX_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""What libraries read when they are loaded: OpenBLAS, MKL, BLIS, torch and numexpr the first, unless a
-variable of their own is set."""
-
-
 def find_blas() -> None:
     """Find the BLAS libraries of this process, so that its forked ranks need not."""
     global _blas
@@ -300,13 +296,13 @@ class ThreadLimits:
     def __init__(self, usable_cpus: int, world_size: int) -> None:
         self._usable_cpus = usable_cpus
         self._share = max(1, usable_cpus // world_size)
-        self._ours = [name for name in _THREAD_VARIABLES if name not in os.environ]
+        self._ours = [name for name in THREAD_VARIABLES if name not in os.environ]
         os.environ.update(dict.fromkeys(self._ours, str(self._share)))
         if _blas is None:
             find_blas()
         assert _blas is not None
         for library in _blas.lib_controllers:
-            library.set_num_threads(_from_environment(library.internal_api) or self._share)
+            library.set_num_threads(threads_from_environment(library.internal_api) or self._share)
 
     def resize(self, world_size: int) -> None:
         """Follow another number of ranks, but for what a cell has changed."""
@@ -324,11 +320,4 @@ class ThreadLimits:
                 os.environ[name] = str(self._share)
         for library in ThreadpoolController().lib_controllers:
             if library.num_threads == before:
-                library.set_num_threads(_from_environment(library.internal_api) or self._share)
-
-
-def _from_environment(library: str) -> int:
-    """Return the number of threads that a library reads from the environment; 0: none that makes sense."""
-    text = os.environ.get(f"{library.upper()}_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
-    first = text.partition(",")[0].strip()  # a list is for nested regions of OpenMP
-    return int(first) if first.isdecimal() else 0
+                library.set_num_threads(threads_from_environment(library.internal_api) or self._share)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from multiprocessing import forkserver, popen_forkserver, resource_tracker, util
 from typing import Any
 
+from nbparallel.errors import StartError
 from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import NEEDED, pickle_process
 from nbparallel.wire.system import without_debugger
@@ -64,6 +65,7 @@ class ForkServerPopen(popen_forkserver.Popen):
         try:
             buffer = pickle_process(self, process_obj)
             self.sentinel, w = present_server.connect_to_new_process(self._fds)
+            server = present_server._forkserver_pid  # type: ignore[attr-defined]
         finally:
             if self.guest_ends is not None:
                 self.guest_ends.close()
@@ -71,6 +73,12 @@ class ForkServerPopen(popen_forkserver.Popen):
         parent_w = os.dup(w)
         ends = (parent_w, self.sentinel)
         self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
-        with open(w, "wb", closefd=True) as file:
-            file.write(buffer.getbuffer())
-        self.pid = forkserver.read_signed(self.sentinel)
+        try:
+            with open(w, "wb", closefd=True) as file:
+                file.write(buffer.getbuffer())
+            self.pid = forkserver.read_signed(self.sentinel)
+        except (EOFError, ConnectionError) as error:
+            raise StartError(
+                f"the fork server, process {server}, ended while it started {process_obj.name}: by hand, or "
+                "by the system because memory ran out; the next start makes another server"
+            ) from error

@@ -178,6 +178,29 @@ class Given(NamedTuple):
     """Whether it takes interrupts from its start; a fork server's child begins with SIGINT blocked."""
 
 
+def limit_threads(threads: int, *, insist: bool = False) -> None:
+    """Give the libraries of a worker this many threads, or the fewer that they have.
+
+    What the user has set in the environment stays, unless they `insist` on another number.
+    """
+    from nbparallel.wire.system import THREAD_VARIABLES, threads_from_environment  # in workers only
+
+    names = {name for name in os.environ if insist and name.endswith("_NUM_THREADS")}
+    names |= {name for name in THREAD_VARIABLES if insist or name not in os.environ}
+    os.environ.update(dict.fromkeys(names, str(threads)))
+    if "numpy" not in sys.modules and "torch" not in sys.modules:
+        return  # what is loaded later follows the environment
+    from threadpoolctl import ThreadpoolController
+
+    for one in ThreadpoolController().lib_controllers:
+        wanted = threads_from_environment(one.internal_api) or threads
+        if insist or wanted < one.num_threads:
+            one.set_num_threads(wanted)
+    torch: Any = sys.modules.get("torch")  # it keeps a number of its own beside that of OpenMP
+    if torch is not None and (insist or threads < torch.get_num_threads()):
+        torch.set_num_threads(threads)
+
+
 def present_strategy() -> str | None:
     """Return the sharing strategy, without loading what knows it; None: nothing has used it."""
     sharing = sys.modules.get("nbparallel.sharing")

@@ -15,6 +15,8 @@ _LOCK_CHECKS = 5
 """How often a lock is looked at, a few milliseconds apart, before it is taken for a dead worker's."""
 _FAILED_STARTS = 8
 """Workers that may die one after the other before any has begun a task."""
+_LOST = 255
+"""Exit code that the library gives a process whose fork server has ended."""
 _TORN = frozenset({Step.READING, Step.WRITING})
 
 
@@ -41,7 +43,7 @@ def describe_end(process: Any) -> str:
     if name := signal_name(code):
         cause = ": by hand, or by the system because memory ran out" if name == "SIGKILL" else ""
         return f"was ended by {name}{cause}"
-    printed = "an exception, which it has printed, " if code == 1 else ""
+    printed = {1: "an exception, which it has printed, ", _LOST: "the end of its fork server, "}.get(code, "")
     return f"ended itself with exit code {code} ({printed}sys.exit, os._exit, or C code that calls exit)"
 
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import process as library
 from functools import partial
+from multiprocessing import sharedctypes
 from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple, cast
 
-from nbparallel.errors import WorkerDiedError
+from nbparallel.errors import StartError, WorkerDiedError
 from nbparallel.multiprocessing.connection import adopt_pipe
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
-from nbparallel.multiprocessing.messages.parcels import pickle_message
-from nbparallel.multiprocessing.queues import Queue
+from nbparallel.multiprocessing.messages.parcels import pickle_message, why_unsendable
+from nbparallel.multiprocessing.queues import Queue, SimpleQueue
 from nbparallel.multiprocessing.starting.current_context import default_context
 from nbparallel.multiprocessing.starting.late_interrupts import late_interrupts
 from nbparallel.multiprocessing.starting.process_state import BEFORE_CHILDREN
 from nbparallel.multiprocessing.starting.sliced_waits import wait_in_slices
 from nbparallel.multiprocessing.workers.dead_workers import describe_end, signal_name
-from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts
+from nbparallel.multiprocessing.workers.task_interrupts import InterruptWord, TaskInterrupts, prepare_worker
+from nbparallel.wire.system import affine_cpus
 
+_FAILURE_BYTES = 512
+"""Of what an initializer raised, as text."""
 _END_SECONDS = 5.0
 """How long a process, whose pipe has ended, may take until its exit code is there."""
 
@@ -42,11 +48,26 @@ _worker: list[TaskInterrupts] = []
 """In a worker: what stops its calls."""
 
 
-def _initialize(interrupts: TaskInterrupts, initializer: Callable[..., object] | None, *args: Any) -> None:
-    interrupts.install()
+_OF_THREAD = ("_processes", "_call_queue", "_result_queue")
+"""Attributes of an executor that its thread has, too."""
+
+
+def _initialize(
+    interrupts: TaskInterrupts,
+    workers: int,
+    threads: int | None,
+    failure: Any,
+    initializer: Callable[..., object] | None,
+    *args: Any,
+) -> None:
+    prepare_worker(interrupts, workers, threads)
     _worker.append(interrupts)
     if initializer is not None:
-        initializer(*args)
+        try:
+            initializer(*args)
+        except BaseException as error:
+            failure.value = traceback.format_exception_only(error)[-1].strip().encode()[: len(failure) - 1]
+            raise
 
 
 class InterruptibleFuture(Future):  # type: ignore[type-arg]
@@ -114,6 +135,18 @@ class CallQueue(Queue, library._SafeQueue):
         return pickle_message(obj, mailbox, found.copies)[0]
 
 
+class ResultQueue(SimpleQueue):
+    """The library's queue of results, as a queue of ours."""
+
+    def put(self, obj: Any) -> None:
+        """Send a result, or raise what names the result that cannot be sent."""
+        try:
+            super().put(obj)
+        except Exception as error:  # noqa: BLE001  whatever the object's own code raises
+            found = why_unsendable(getattr(obj, "result", None), "the result of a task")
+            raise found or error from None
+
+
 class _MappedFunction(NamedTuple):
     """In place of a function that `Executor.map` calls, until a call is sent."""
 
@@ -168,8 +201,12 @@ class ManagerThread(library._ExecutorManagerThread):
         first, count = dead[0], len(self.pending_work_items)
         name, code = signal_name(first.exitcode), first.exitcode
         task = f"{count} calls" if count != 1 else "1 call"
+        end = describe_end(first)
+        if (executor := self.executor_reference()) is not None and (raised := executor._start_failure.value):
+            end = f"has ended: its initializer raised {raised.decode(errors='replace')}"
+        del executor
         return BrokenPoolError(
-            f"worker {first.pid} of the executor {describe_end(first)}; {task} that it had not finished yet, "
+            f"worker {first.pid} of the executor {end}; {task} that it had not finished yet, "
             "or that waited, fail with this error, and the executor takes no more: make a new one",
             pid=first.pid or 0,
             exit_code=code if name is None else None,
@@ -191,6 +228,9 @@ class Executor(library.ProcessPoolExecutor):
         Called in each worker before its first call.  Locks and queues travel here, not in a call.
     max_tasks_per_child : int, optional
         After how many calls a worker is replaced; not with ``fork``.
+    threads : int, optional
+        Of each worker's numeric libraries.  By default its share of the CPUs, as for a rank, unless the
+        environment says how many.
 
     Notes
     -----
@@ -209,6 +249,7 @@ class Executor(library.ProcessPoolExecutor):
         initargs: tuple[Any, ...] = (),
         *,
         max_tasks_per_child: int | None = None,
+        threads: int | None = None,
     ) -> None:
         if mp_context is not None:  # the library's own stands for ours
             context = default_context().get_context(mp_context.get_start_method())
@@ -217,11 +258,14 @@ class Executor(library.ProcessPoolExecutor):
             if max_tasks_per_child is not None and context.get_start_method() == "fork":
                 context = default_context().get_context("spawn")  # as the library
         self._interrupt_word = InterruptWord()
-        initargs = TaskInterrupts(self._interrupt_word), initializer, *initargs
+        self._start_failure = sharedctypes.RawArray("c", _FAILURE_BYTES)
+        interrupts, failure = TaskInterrupts(self._interrupt_word), self._start_failure
+        initargs = interrupts, max_workers or affine_cpus(), threads, failure, initializer, *initargs
         if initializer is not None and not callable(initializer):
             raise TypeError("initializer must be a callable")  # as the library
         super().__init__(max_workers, context, _initialize, initargs, max_tasks_per_child=max_tasks_per_child)
         CallQueue.adopt(vars(self)["_call_queue"])
+        vars(self)["_result_queue"].__class__ = ResultQueue
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function in a worker; return immediately.
@@ -244,6 +288,10 @@ class Executor(library.ProcessPoolExecutor):
             if self._died is None:
                 raise
             raise self._died from error
+        except (StartError, OSError):  # no worker could be started
+            for item in list(vars(self)["_pending_work_items"].values())[-1:]:
+                item.future.cancel()
+            raise
 
     def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **options: Any) -> Iterator[Any]:
         """Call a function with an element of each iterable; return an iterator over the results, in order.
@@ -278,16 +326,24 @@ class Executor(library.ProcessPoolExecutor):
 
     def _adjust_process_count(self) -> None:
         own: dict[str, Any] = vars(self)
+        processes = getattr(threading.current_thread(), "processes", own["_processes"])
         if own["_max_tasks_per_child"] is None:
             super()._adjust_process_count()
-        elif len(own["_processes"]) < own["_max_workers"]:
+        elif len(processes) < own["_max_workers"]:
             # the library counts a worker that has ended among the idle ones, starts none in its place, and
             # calls wait without end: https://github.com/python/cpython/issues/115634
             self._spawn_process()
 
     def _spawn_process(self) -> None:
+        own: dict[str, Any] = vars(self)
+        thread = threading.current_thread()  # it has what `shutdown` has taken from the executor
+        owner = vars(thread) if isinstance(thread, ManagerThread) else {k[1:]: own[k] for k in _OF_THREAD}
+        given = own["_initializer"], own["_initargs"], own["_max_tasks_per_child"]
+        queues = owner["call_queue"], owner["result_queue"]
         with late_interrupts():
-            super()._spawn_process()  # type: ignore[misc]
+            process = own["_mp_context"].Process(target=library._process_worker, args=(*queues, *given))
+            process.start()
+        owner["processes"][process.pid] = process
 
     def _interrupt(self) -> None:
         """Stop all calls under way: a wait for one was interrupted."""

@@ -33,6 +33,7 @@ class ExecutorKind(NamedTuple):
     start_method: str
     initializer: Callable[..., object] | None
     initargs: tuple[Any, ...]
+    threads: int | None
 
 
 class IdleExecutor:
@@ -53,7 +54,7 @@ class IdleExecutor:
             if other.pid == kind.pid:
                 executor.shutdown(wait=False)
         context = default_context().get_context(kind.start_method)
-        return Executor(kind.workers, context, kind.initializer, kind.initargs)
+        return Executor(kind.workers, context, kind.initializer, kind.initargs, threads=kind.threads)
 
     def keep(self, kind: ExecutorKind, executor: Executor) -> None:
         """Keep an executor for the next call, instead of another."""
@@ -67,7 +68,7 @@ class IdleExecutor:
 _idle = IdleExecutor()
 
 
-class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
+class NbparallelBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     """joblib's interface to an executor of ours.
 
     Parameters
@@ -79,6 +80,7 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
     """
 
     supports_retrieve_callback = True
+    supports_inner_max_num_threads = True
 
     def __init__(self, *, start_method: str = "forkserver", **options: Any) -> None:
         super().__init__(**options)
@@ -117,7 +119,8 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         self.parallel = parallel
         options = {**self.backend_kwargs, **options}
         initializer, initargs = options.get("initializer"), tuple(options.get("initargs", ()))
-        self._kind = ExecutorKind(os.getpid(), n_jobs, self._method, initializer, initargs)
+        threads = self.inner_max_num_threads
+        self._kind = ExecutorKind(os.getpid(), n_jobs, self._method, initializer, initargs, threads)
         self._workers = _idle.take(self._kind)
         return n_jobs
 
@@ -135,7 +138,12 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
         """Send a batch of tasks; `callback` is called when it has ended."""
         if self._workers is None:
             raise RuntimeError("joblib has ended this call of Parallel already")
-        future = self._workers._submit_copied(func, self._copies)
+        future: Future[Any]
+        try:
+            future = self._workers._submit_copied(func, self._copies)
+        except Exception as error:  # noqa: BLE001  joblib would take what it has sent for the next call's
+            future = Future()
+            future.set_exception(error)
         if callback is not None:
             future.add_done_callback(callback)
         return future
@@ -153,6 +161,9 @@ class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mis
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
         """Stop all tasks under way; the workers stay."""
+        waiting = getattr(self.parallel, "_ready_batches", None)
+        while waiting is not None and not waiting.empty():
+            waiting.get_nowait()  # joblib would take their results for the next call's
         executor = self._workers
         if executor is None:
             return

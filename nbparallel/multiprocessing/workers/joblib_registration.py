@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-BACKEND = "nbparallel"
-"""Its name in joblib."""
+from typing import Any
 
 
 def register_joblib() -> None:
@@ -12,15 +11,19 @@ def register_joblib() -> None:
     So does scikit-learn where it takes ``n_jobs``.  Functions and classes of ``__main__`` travel by value,
     shared arrays as the same memory; a private array of 256 KiB and more is copied once for a call of
     `joblib.Parallel`, and each task maps that copy copy-on-write.  A worker that dies is a `WorkerDiedError`.
-    Workers are kept for the next call.
+    Workers are kept for the next call.  Its own tasks, workers of pools and ranks know it without a call.
 
     Raises
     ------
     ImportError
         joblib is not installed.
     """
-    import joblib
+    from joblib.parallel import register_parallel_backend
 
-    from nbparallel.multiprocessing.workers.joblib_backend import JoblibBackend
+    register_parallel_backend("nbparallel", _make_backend)
 
-    joblib.register_parallel_backend(BACKEND, JoblibBackend)
+
+def _make_backend(**options: Any) -> Any:
+    from nbparallel.multiprocessing.workers.joblib_backend import NbparallelBackend
+
+    return NbparallelBackend(**options)

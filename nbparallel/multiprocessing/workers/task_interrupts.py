@@ -16,8 +16,10 @@ silent; to one that starts the signal is blocked.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
@@ -25,6 +27,7 @@ from multiprocessing import sharedctypes
 from typing import Any
 
 from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
+from nbparallel.multiprocessing.starting.process_state import limit_threads
 from nbparallel.multiprocessing.workers.worker_failures import describable
 
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
@@ -108,7 +111,7 @@ class InterruptibleTask:
     def __init__(self, interrupts: TaskInterrupts, task: int, function: Callable[..., Any]) -> None:
         self._interrupts, self._task, self._function = interrupts, task, function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it.
 
         Raises
@@ -132,7 +135,25 @@ class InterruptibleTask:
         raise shown  # here: the error would be its context, and be asked when that is shown
 
 
-def run_worker(interrupts: TaskInterrupts, target: Callable[..., Any], *args: Any) -> None:
-    """Run a worker that only its tasks' interrupts reach."""
+def prepare_worker(interrupts: TaskInterrupts, workers: int, threads: int | None = None) -> None:
+    """Have only its tasks' interrupts reach a worker, which writes whole lines and has its share of the CPUs.
+
+    `threads` is what it has instead.
+    """
+    from nbparallel.wire.system import JOBLIB, affine_cpus, usable_cpus
+
     interrupts.install()
+    JOBLIB.install()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # in blocks, lines of several workers would mix
+            stream.reconfigure(line_buffering=True, write_through=False)
+    if threads is not None:
+        limit_threads(threads, insist=True)
+    elif workers > 1:
+        limit_threads(max(1, usable_cpus(affine_cpus()) // workers))
+
+
+def run_worker(interrupts: TaskInterrupts, workers: int, target: Callable[..., Any], *args: Any) -> None:
+    """Run one of several workers."""
+    prepare_worker(interrupts, workers)
     target(*args)

@@ -24,7 +24,7 @@ from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
-from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
+from nbparallel.multiprocessing.messages.parcels import pickle_message, why_unsendable, withdraw_parcel
 from nbparallel.multiprocessing.starting.process_state import follow_strategy, present_strategy
 from nbparallel.multiprocessing.workers.task_interrupts import TaskInterrupts
 
@@ -179,7 +179,10 @@ class ResultWriter:
     def put(self, result: Any) -> None:
         """Send a result."""
         slot = self._slot
-        data, parcel = pickle_message(result, self._queue._writer.outbox)
+        try:
+            data, parcel = pickle_message(result, self._queue._writer.outbox)
+        except Exception as error:  # noqa: BLE001  whatever the object's own code raises
+            raise why_unsendable(result[2][1], "the result of a task") or error from None
         message = b"".join((RESULT.pack(slot.number, slot.read()[3], *result[:2]), data))
         slot.note(Step.SENDING)
         try:

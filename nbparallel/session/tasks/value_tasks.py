@@ -7,6 +7,8 @@ values alone gets them all, or an error: a text in the place of one would be fou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from nbparallel.errors import UnpicklableError, rank_list
@@ -17,12 +19,16 @@ from nbparallel.session.tasks.task_run import TaskFactory
 from nbparallel.wire.messages import CallTask, DrawTask, PullTask, PushTask, Task
 
 
-def call_task(function: Callable[..., Any], args: tuple[Any, ...]) -> TaskFactory:
+def call_task(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> TaskFactory:
     """Return what makes the task of `Session.call`."""
+    called = partial(function, **kwargs) if kwargs else function
 
     def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
         parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
-        pickled = dump((function, args), parts, pool.supervisor.broker, pool.store)
+        parts |= {f"argument {name!r}": value for name, value in kwargs.items()}
+        pickled = dump((called, args), parts, pool.supervisor.broker, pool.store)
         return CallTask(number, ranks, (), True, None, pickled.data), pickled
 
     return make

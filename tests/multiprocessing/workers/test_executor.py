@@ -267,3 +267,93 @@ def test_one_that_a_child_process_leaves_open(tmp_path: Path, method: str) -> No
         tmp_path,
         method,
     )
+
+
+@pytest.mark.by_turns
+@pytest.mark.parametrize("way", ["spawn", "forkserver"])
+def test_replaced_workers_after_shutdown(way: str, tmp_path: Path) -> None:
+    """Calls that were sent before `shutdown(wait=False)` end, though each worker does one only."""
+    run_program(
+        """
+        executor = mp.Executor(1, ctx, max_tasks_per_child=1)
+        futures = [executor.submit(pow, k, 2) for k in range(4)]
+        executor.shutdown(wait=False)
+        assert [future.result(30) for future in futures] == [0, 1, 4, 9]
+        """,
+        tmp_path,
+        way,
+    )
+
+
+@pytest.mark.by_turns
+def test_errors_name_the_initializer_and_the_result(tmp_path: Path) -> None:
+    """Not the exit code of a worker that has told nobody why, nor a class of the library."""
+    run_program(
+        """
+        import logging
+        logging.disable()  # the library logs the traceback in the worker
+
+        def fails(_):
+            raise ValueError("no data of that day")
+
+        def generator():
+            yield 1
+
+        executor = mp.Executor(2, ctx, initializer=fails, initargs=(1,))
+        try:
+            executor.submit(pow, 1, 2).result(30)
+        except WorkerDiedError as error:
+            assert "its initializer raised ValueError: no data of that day" in str(error), error
+        else:
+            raise AssertionError
+        executor.shutdown()
+        with mp.Executor(1, ctx) as executor, ctx.Pool(1) as pool:
+            for call in (lambda: executor.submit(generator).result(30), lambda: pool.apply(generator)):
+                try:
+                    call()
+                except Exception as error:
+                    assert "the result of a task cannot be sent" in str(error), error
+                    assert "it is a generator" in str(error) and "_ResultItem" not in str(error), error
+                else:
+                    raise AssertionError
+        """,
+        tmp_path,
+        "fork",
+    )
+
+
+@pytest.mark.slow
+def test_lines_and_threads_of_workers(tmp_path: Path, method: str) -> None:
+    """A pool's and an executor's workers write whole lines, and share the CPUs as ranks do."""
+    printed = run_program(
+        """
+        import threadpoolctl
+
+        def look(n):
+            time.sleep(0.1)
+            for _ in range(2000):
+                print(f"{n}" * 99)
+            info = threadpoolctl.threadpool_info()
+            return {one["num_threads"] for one in info} | {int(os.environ["OMP_NUM_THREADS"])}
+
+        share = max(1, len(os.sched_getaffinity(0)) // 2)
+        before = {one["num_threads"] for one in threadpoolctl.threadpool_info()}
+        os.environ.pop("OMP_NUM_THREADS", None)
+        with ctx.Pool(2) as pool:
+            assert pool.map(look, [1, 2], 1) == [{share}] * 2
+            pool.close()
+            pool.join()
+        with mp.Executor(2, ctx) as executor:
+            assert list(executor.map(look, [3, 4])) == [{share}] * 2
+        if ctx.get_start_method() != "forkserver":  # whose environment is that of its start
+            os.environ["OMP_NUM_THREADS"] = "3"
+            with ctx.Pool(2) as pool:
+                assert all(3 in found for found in pool.map(look, [5, 6], 1)), "what the user has set stays"
+        assert before == {one["num_threads"] for one in threadpoolctl.threadpool_info()}
+        """,
+        tmp_path,
+        method,
+    )
+    lines = printed.splitlines()
+    assert {*lines} <= {str(n) * 99 for n in range(1, 7)}
+    assert len(lines) >= 4 * 2000

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nbparallel import Session
 from tests.multiprocessing.programs import run_program
 
 pytestmark = [
@@ -142,6 +143,94 @@ def test_workers_that_die_or_are_interrupted(tmp_path: Path) -> None:
         else:
             raise AssertionError
         assert pids()
+        """,
+        tmp_path,
+        "forkserver",
+    )
+
+
+def test_the_backend_in_its_own_tasks_and_threads(tmp_path: Path) -> None:
+    """Tasks use it by name; each has its share of the CPUs, or `inner_max_num_threads`; a line names it."""
+    printed = run_program(
+        """
+        import joblib, threadpoolctl
+        sys.stderr = sys.stdout  # joblib's line
+        os.environ.pop("OMP_NUM_THREADS", None)
+        mp.register_joblib()
+
+        def inner(k):
+            return joblib.Parallel(2, backend="nbparallel")(joblib.delayed(pow)(k, n) for n in range(3))
+
+        def threads():
+            return {one["num_threads"] for one in threadpoolctl.threadpool_info()}
+
+        tasks = [joblib.delayed(inner)(k) for k in (2, 3)]
+        assert joblib.Parallel(2, backend="nbparallel", verbose=1)(tasks) == [[1, 2, 4], [1, 3, 9]]
+        share = max(1, len(os.sched_getaffinity(0)) // 2)
+        for given, expected in ({}, share), ({"inner_max_num_threads": 3}, 3):
+            with joblib.parallel_config("nbparallel", n_jobs=2, **given):
+                assert joblib.Parallel()([joblib.delayed(threads)()] * 4) == [{expected}] * 4
+        """,
+        tmp_path,
+        "forkserver",
+    )
+    assert "Using backend NbparallelBackend" in printed
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_backend_in_other_tasks(method: str, tmp_path: Path) -> None:
+    """A worker of a pool knows it by name, although nothing has registered it."""
+    run_program(
+        """
+        def inner(k):
+            import joblib
+            return joblib.Parallel(2, backend="nbparallel")(joblib.delayed(pow)(k, n) for n in range(3))
+
+        pool = ctx.Pool(1)
+        assert pool.map(inner, [2, 3]) == [[1, 2, 4], [1, 3, 9]]
+        pool.close()
+        pool.join()
+        assert "joblib" not in sys.modules
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_the_backend_on_ranks() -> None:
+    """A rank knows it by name, although nothing has registered it there."""
+    with Session(2) as session:
+        values = session.run(
+            "import joblib\n"
+            "with joblib.parallel_config('nbparallel', n_jobs=2):\n"
+            "    found = joblib.Parallel()(joblib.delayed(pow)(rank + 2, n) for n in range(3))\n"
+            "found"
+        )
+        assert [*values.values.values()] == [[1, 2, 4], [1, 3, 9]]
+
+
+def test_a_fork_server_that_is_killed(tmp_path: Path) -> None:
+    """While it starts workers: an error of ours that names it, and the next call starts another."""
+    run_program(
+        """
+        import joblib, threading
+        from nbparallel.multiprocessing.starting.fork_server import present_server
+
+        mp.register_joblib()
+        present_server.ensure_running()
+        server = present_server._forkserver_pid
+        os.kill(server, signal.SIGSTOP)
+        killer = threading.Timer(0.5, os.kill, [server, signal.SIGKILL])
+        killer.start()
+        run = joblib.Parallel(2, backend="nbparallel")
+        try:
+            run(joblib.delayed(pow)(k, 2) for k in range(3))
+        except StartError as error:
+            assert f"the fork server, process {server}, ended while it started" in str(error), error
+        else:
+            raise AssertionError
+        killer.join()
+        assert run(joblib.delayed(pow)(k, 2) for k in range(3)) == [0, 1, 4]
         """,
         tmp_path,
         "forkserver",

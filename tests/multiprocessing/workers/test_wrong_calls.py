@@ -113,3 +113,26 @@ with mp.get_context("forkserver").Pool(1) as pool:
 """,
         tmp_path,
     )
+
+
+@pytest.mark.by_turns
+def test_keywords_of_any_name(tmp_path: Path) -> None:
+    """Also one that a wrapper of ours has for itself: it is the task's."""
+    run_program(
+        """
+def names(**given):
+    return given
+
+taken = dict.fromkeys(("self", "function", "fn", "func", "args", "kwargs", "task", "x"), 1)
+with ctx.Pool(1) as pool, mp.Executor(1, ctx) as executor, ctx.Manager() as manager:
+    assert pool.apply(names, (), taken) == taken == pool.apply_async(names, (), taken).get(30)
+    assert executor.submit(names, **taken).result(30) == taken
+    assert dict(manager.dict(**taken)) == taken
+queue = ctx.SimpleQueue()
+process = ctx.Process(target=lambda **given: queue.put(given), kwargs=taken)
+process.start()
+assert queue.get() == taken
+process.join()
+""",
+        tmp_path,
+    )

@@ -16,6 +16,7 @@ from nbparallel.multiprocessing.messages.exchange import current_membership
 from nbparallel.multiprocessing.messages.kept_objects import KeptObject
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
 from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
+from nbparallel.multiprocessing.starting.process_state import limit_threads
 from nbparallel.multiprocessing.workers.loading.batch_maker import END, BatchMaker
 from nbparallel.multiprocessing.workers.worker_failures import failure_of
 
@@ -146,8 +147,7 @@ def run_worker(
         assignment = given.open() if isinstance(given, KeptObject) else given
         info = WorkerInfo(identifier, num_workers, seed, assignment.maker.dataset)
         _own[:] = [info]
-        if (torch := sys.modules.get("torch")) is not None:
-            torch.set_num_threads(1)  # as torch's own workers: there are as many processes as are wanted
+        limit_threads(1)  # as torch's own workers: there are as many processes as are wanted
         _tell_torch(info)
         if assignment.worker_init_fn is not None:
             assignment.worker_init_fn(identifier)
