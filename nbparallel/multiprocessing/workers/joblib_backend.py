@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing import current_process
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import joblib
@@ -36,6 +38,11 @@ class ExecutorKind(NamedTuple):
     threads: int | None
 
 
+def _specs() -> dict[str, Any]:
+    modules = sys.modules.copy()  # another thread may import
+    return {n: vars(module).get("__spec__") for n, module in modules.items() if type(module) is ModuleType}
+
+
 class IdleExecutor:
     """The executor that no call uses: its workers have imported what the last call needed."""
 
@@ -43,23 +50,31 @@ class IdleExecutor:
         self._lock = threading.Lock()
         self._kept: list[tuple[ExecutorKind, Executor]] = []
         """At most one."""
+        self._specs: dict[str, Any] = {}
+        """Of this process's modules when it was kept; `importlib.reload` and ``%autoreload`` replace them."""
 
     def take(self, kind: ExecutorKind) -> Executor:
         """Return an executor, the kept one if it is of that kind; another kind is shut down."""
         with self._lock:
             kept, self._kept = self._kept, []
         for other, executor in kept:
-            if other == kind and not vars(executor)["_broken"]:
+            if other == kind and not vars(executor)["_broken"] and not self._reloaded():
                 return executor
             if other.pid == kind.pid:
                 executor.shutdown(wait=False)
         context = default_context().get_context(kind.start_method)
         return Executor(kind.workers, context, kind.initializer, kind.initargs, threads=kind.threads)
 
+    def _reloaded(self) -> bool:
+        """Return whether a module has been reloaded since, of which workers may have the old code."""
+        now = _specs()
+        return any(now.get(name, spec) is not spec for name, spec in self._specs.items())
+
     def keep(self, kind: ExecutorKind, executor: Executor) -> None:
         """Keep an executor for the next call, instead of another."""
         with self._lock:
             kept, self._kept = self._kept, [(kind, executor)]
+            self._specs = _specs()
         for other, old in kept:
             if other.pid == kind.pid:
                 old.shutdown(wait=False)

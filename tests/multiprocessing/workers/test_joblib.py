@@ -209,6 +209,29 @@ def test_the_backend_on_ranks() -> None:
         assert [*values.values.values()] == [[1, 2, 4], [1, 3, 9]]
 
 
+def test_a_module_that_was_reloaded(tmp_path: Path) -> None:
+    """The workers that are kept have its old code: others take over."""
+    run_program(
+        """
+        import importlib, joblib
+        sys.dont_write_bytecode = True
+        mp.register_joblib()
+        run = joblib.Parallel(2, backend="nbparallel")
+        for factor in (1, 10):
+            with open("edited.py", "w") as file:
+                file.write(f"def f(x): return {factor} * x")
+            if factor == 1:
+                import edited
+            else:
+                assert run([joblib.delayed(edited.f)(1)] * 2) == [1, 1], "old code here as well as there"
+                importlib.reload(edited)
+            assert run([joblib.delayed(edited.f)(1)] * 2) == [factor] * 2
+        """,
+        tmp_path,
+        "forkserver",
+    )
+
+
 def test_a_fork_server_that_is_killed(tmp_path: Path) -> None:
     """While it starts workers: an error of ours that names it, and the next call starts another."""
     run_program(
