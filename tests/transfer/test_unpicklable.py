@@ -27,9 +27,11 @@ class Holder:
     ],
 )
 def test_unpicklable_names_the_culprit(store, make, where):
-    """The error says the variable, where the culprit sits, what it is and what to do."""
+    """The error says the variable, where the culprit sits, what it is and what to do; programs know it."""
     with pytest.raises(UnpicklableError) as caught:
         dumps(Holder(make()), store, name="v")
+    assert isinstance(caught.value, pickle.PicklingError)
+    assert isinstance(caught.value, TypeError)
     assert "variable 'v' cannot be sent" in str(caught.value)
     assert where in str(caught.value)
     assert isinstance(caught.value.__cause__, TypeError | pickle.PicklingError)

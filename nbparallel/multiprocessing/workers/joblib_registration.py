@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 def register_joblib() -> None:
     """Let joblib use processes of ours: ``joblib.parallel_config(backend="nbparallel")``.
@@ -20,10 +18,6 @@ def register_joblib() -> None:
     """
     from joblib.parallel import register_parallel_backend
 
-    register_parallel_backend("nbparallel", _make_backend)
-
-
-def _make_backend(**options: Any) -> Any:
     from nbparallel.multiprocessing.workers.joblib_backend import NbparallelBackend
 
-    return NbparallelBackend(**options)
+    register_parallel_backend("nbparallel", NbparallelBackend)

@@ -206,7 +206,7 @@ def test_the_backend_on_ranks() -> None:
             "    found = joblib.Parallel()(joblib.delayed(pow)(rank + 2, n) for n in range(3))\n"
             "found"
         )
-        assert [*values.values.values()] == [[1, 2, 4], [1, 3, 9]]
+        assert [*values.values] == [[1, 2, 4], [1, 3, 9]]
 
 
 def test_a_module_that_was_reloaded(tmp_path: Path) -> None:
