@@ -83,21 +83,18 @@ class HostPool:
         self.ranks = range(hosts.world_size)
         self.pool: HostPool | None = None
         """Itself, when the ranks run."""
-        self.starting: tuple[int, ...] = ()
-        """The ranks that are being started."""
+        self.starting: tuple[int, ...] = ()  # the ranks that are being started
         self.store: Any = ByValue()
         self.messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         """What nodes have sent that is no output, with the host; None: look again."""
-        self.changed: set[str] = set()
-        """Hosts on which ranks have died since the last task."""
-        self.heard: set[str] = set()
-        """Hosts of which something has come since this was cleared."""
+        self.changed: set[str] = set()  # hosts on which ranks have died since the last task
+        self.heard: set[str] = set()  # hosts of which something has come since this was cleared
         self._names, self._output_of = names, output_of
         self._anchors: dict[str, Anchor] = {}
         self._joiners: dict[str, EventJoiner] = {}
+        self._given_up: frozenset[str] = frozenset()  # hosts that were lost since they did not answer
         self._silent: set[str] = set()  # hosts of which the last call of `ask` got no answer
-        self._lost: dict[str, str] = {}
-        """Hosts that are lost, and how that was seen."""
+        self._lost: dict[str, str] = {}  # hosts that are lost, and how that was seen
         self._notes: list[str] = []
         self.links = LinkTable(cluster)
         self.closed = False
@@ -310,8 +307,11 @@ class HostPool:
         for host in map(self.host_of, ranks):
             if (reason := self._lost.get(host)) is not None:
                 left = [rank for rank in self.ranks if self.host_of(rank) not in self._lost]
-                advice = "; no worker has that name, and no host is unused: start a worker, or use ranks="
-                raise host_loss(host, self.hosts.by_host[host], reason, f"{advice}{left}")
+                why = "its worker is not used again" if host in self._given_up else "no worker has that name"
+                advice = f"; {why}, and no host is unused: start a worker" + f", or use ranks={left}" * bool(
+                    left
+                )
+                raise host_loss(host, self.hosts.by_host[host], reason, advice)
 
     def refuse_gone(self, host: str) -> None:
         """Raise if the node of a host is not there any more."""
@@ -334,6 +334,7 @@ class HostPool:
     def host_lost(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Record that a host is lost; should its node still run, it ends."""
         self._lost[host], self.starting = reason, ()
+        self._given_up = self._given_up | {host} if silent else self._given_up - {host}
         self.links.forget(host)
         if (anchor := self._anchors.pop(host, None)) is not None:
             anchor.release(give_up=silent)

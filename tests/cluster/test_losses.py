@@ -116,7 +116,7 @@ def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: py
         with pytest.raises(ParallelError, match=r"HostLostError: host b is lost.*has not answered"):
             pending.result(20)
         assert any("host b has not answered" in note for note in sink.notes)
-        with pytest.raises(HostLostError, match="no host is unused"):  # it is listed, and not used again
+        with pytest.raises(HostLostError, match="its worker is not used again, and no host is unused"):
             session.run("1")
         assert session.run("rank", ranks=[0]).values[0] == 0
 

@@ -30,6 +30,8 @@ START_SECONDS = 120.0
 """Bound for the start of a node: for its anchor to hold, and for its imports; the worker has shorter ones."""
 WORKERS_SECONDS = 30.0
 """How long a cluster may take to have a first worker."""
+RETURN_SECONDS = 3.0
+"""How long it may take to have one again."""
 LOOP_SECONDS, END_SECONDS = 5.0, 3.0
 """How long the client's own thread may take to do nothing, and nodes to end."""
 RUNNING, STARTING = "running", "init"
@@ -79,6 +81,8 @@ class DaskCluster:
         self._topic = f"nbp-{secrets.token_hex(6)}"
         self._anchors: dict[str, DaskAnchor] = {}
         self._count = itertools.count()
+        self._scheduler = ""
+        """Its id: it has another one after a restart."""
         self._handler: EventHandler | None = None
         self._watches: list[tuple[DaskAnchor, concurrent.futures.Future[None]]] = []
         try:
@@ -100,17 +104,17 @@ class DaskCluster:
                 "all variables with them; make a new cluster, client and session"
             )
         try:
-            self._client.wait_for_workers(1, timeout=WORKERS_SECONDS)
-            # not `scheduler_info`: it returns what the client knows, which has no workers each time that the
-            # client renews it by itself, for totals, between the answer and the look at it
-            listed = self._client.sync(self._client.scheduler.identity)["workers"]
+            if not (listed := self._listed()):
+                seconds = RETURN_SECONDS if self._anchors else WORKERS_SECONDS
+                self._client.wait_for_workers(1, timeout=seconds)
+                listed = self._listed()
         except TimeoutError:
-            raise StartError(f"the cluster had no worker in {WORKERS_SECONDS:.0f} s: scale it up") from None
+            raise StartError(f"the cluster had no worker in {seconds:.0f} s: {self._advice}") from None
         except OSError as error:
             problem = f"{type(error).__name__}: {error}"
             raise StartError(f"the scheduler cannot be reached, is the network down? ({problem})") from error
         if not listed:
-            raise StartError("the cluster's last worker has gone: scale it up")
+            raise StartError(f"the cluster's last worker has gone: {self._advice}")
         machines, found = dict[str, list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
         silent = {anchor.address for anchor in self._anchors.values() if anchor.given_up}
         for address, worker in listed.items():
@@ -121,6 +125,32 @@ class DaskCluster:
             name = str(workers[0]["name"])
             found[machine if "://" in name else name] = workers
         return dict(sorted(found.items()))
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """Return the workers that the scheduler has, by address.
+
+        Not `scheduler_info`: it returns what the client knows, which has no workers each time that the client
+        renews it by itself, for totals, between the answer and the look at it.
+        """
+        answer = self._client.sync(self._client.scheduler.identity)
+        self._scheduler = self._scheduler or answer["id"]
+        if answer["id"] != self._scheduler:
+            raise StartError(
+                "the scheduler has been restarted, and all ranks are gone: %parallel_stop, then "
+                "%parallel_cluster"
+            )
+        found: dict[str, dict[str, Any]] = answer["workers"]
+        return found
+
+    @property
+    def _advice(self) -> str:
+        """What to do if there is no worker."""
+        if not isinstance(self._client.cluster, _dask.LocalCluster):
+            return "scale it up"
+        return (
+            "Stop ends the workers of a LocalCluster, processes of the notebook; make a new one, with "
+            "processes=False to keep it"
+        )
 
     def events(self, handler: EventHandler) -> None:
         # docstring inherited

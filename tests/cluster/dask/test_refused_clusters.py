@@ -56,6 +56,7 @@ def _change_status(monkeypatch: pytest.MonkeyPatch, scheduler: Any, status: str,
             for worker in found["workers"].values():
                 worker["status"] = status if worker["name"] in names else worker["status"]
             found["workers"] = found["workers"] if names else {}
+            found["id"] += "again" * (status == "restarted")
         return found
 
     monkeypatch.setattr(scheduler, "identity", identity, raising=False)
@@ -65,6 +66,8 @@ def test_a_paused_worker_and_an_empty_cluster_are_refused(
     dask: DaskProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the host's name; after a time in which a first worker can come."""
+    import distributed
+
     from nbparallel.cluster.dask import dask_cluster
 
     adapter = dask_cluster.DaskCluster(dask.client)
@@ -74,6 +77,15 @@ def test_a_paused_worker_and_an_empty_cluster_are_refused(
     _change_status(monkeypatch, dask.client.scheduler, "gone")
     with pytest.raises(StartError, match="last worker has gone: scale it up"):
         adapter.hosts()
+    monkeypatch.setattr(distributed, "LocalCluster", type(dask.client.cluster))
+    with pytest.raises(
+        StartError, match=r"has gone: Stop ends the workers of a LocalCluster.*processes=False"
+    ):
+        adapter.hosts()
+    _change_status(monkeypatch, dask.client.scheduler, "restarted")
+    with pytest.raises(StartError, match=r"restarted.*%parallel_stop, then %parallel_cluster"):
+        adapter.hosts()
+    monkeypatch.undo()
     adapter.close()
     monkeypatch.setattr(dask_cluster, "WORKERS_SECONDS", 0.5)
     with DaskProcesses("") as empty, pytest.raises(StartError, match="had no worker in"):
