@@ -47,7 +47,7 @@ class QueuedCell(PendingCell):
     before : PendingCell or None
         None: something else has the ranks.
     sink : OutputSink, TaskOutput or None
-        Is told that the cell has ended, if it is cancelled before it begins.
+        Its `finish` is called if the cell is cancelled before it begins.
     """
 
     def __init__(
