@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -70,18 +71,48 @@ _PACKAGES = tuple(
 )
 
 
+_DIRECT = "\nThe above exception was the direct cause of the following exception:\n"
+_DURING = "\nDuring handling of the above exception, another exception occurred:\n"
+
+
+def _follows_ours(error: BaseException | None) -> bool:
+    """Return whether an error is a `ParallelError` or was raised while one was handled, shown or not."""
+    seen: list[int] = []
+    while error is not None and id(error) not in seen:
+        if isinstance(error, ParallelError):
+            return True
+        seen.append(id(error))
+        error = error.__context__
+    return False
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """Return an error with those before it that are shown."""
+    chain: list[BaseException] = []
+    while error is not None and not any(error is each for each in chain):
+        chain.append(error)
+        further = error.__cause__
+        error = error.__context__ if further is None and not error.__suppress_context__ else further
+    return chain
+
+
+def _user_part(trace: TracebackType | None) -> TracebackType | None:
+    """Return the frames of a traceback that are neither ours nor IPython's."""
+    kept = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_PACKAGES):
+            kept.append(trace)
+        trace = trace.tb_next
+    for one, following in zip(kept, [*kept[1:], None], strict=True) if kept else ():
+        one.tb_next = following
+    return kept[0] if kept else None
+
+
 def hide_our_frames(error: BaseException, shell: Any) -> None:
     """Have an error that the program itself raised while it waited here shown with its own frames only."""
 
     def render() -> list[str]:
-        kept, step = [], error.__traceback__
-        while step is not None:
-            if not step.tb_frame.f_code.co_filename.startswith(_PACKAGES):
-                kept.append(step)
-            step = step.tb_next
-        for one, following in zip(kept, [*kept[1:], None], strict=True) if kept else ():
-            one.tb_next = following
-        trace = kept[0] if kept else None
+        trace = _user_part(error.__traceback__)
         lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
         return lines
 
@@ -91,8 +122,9 @@ def hide_our_frames(error: BaseException, shell: Any) -> None:
 class ErrorRendering:
     """Shows our errors, in IPython's one slot for such handlers; handlers installed earlier still run.
 
-    IPython prints exception groups as Python does and does not use `_render_traceback_` for them, and it
-    shows a SyntaxError that a magic raises with every frame of the magic.
+    IPython prints exception groups as Python does and does not use `_render_traceback_` for them, also where
+    one is in the chain of another error, in a script of ``%run`` or below a widget: a message to stderr, and
+    no error for papermill.  And it shows a SyntaxError that a magic raises with every frame of the magic.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -107,14 +139,16 @@ class ErrorRendering:
         self._shell.set_custom_exc((*_OURS, *self._previous), self._handle)
         self._installed = self._shell.CustomTB
         self._shell.debugger = self._debug
+        self._shell.showtraceback = self._show
 
     def remove(self) -> None:
         """Release the slot, unless another handler has it now."""
         if self._shell.CustomTB is self._installed:
             self._shell.custom_exceptions = self._previous
             self._shell.CustomTB = self._previous_handler
-        if self._shell.__dict__.get("debugger") == self._debug:
-            del self._shell.debugger
+        for name, ours in (("debugger", self._debug), ("showtraceback", self._show)):
+            if self._shell.__dict__.get(name) == ours:
+                delattr(self._shell, name)
 
     def _debug(self, force: bool = False) -> None:
         """Name the alternative, if ``%debug`` is used on an error whose frames are on ranks."""
@@ -130,6 +164,40 @@ class ErrorRendering:
                 f"%debug: the {what} on ranks, and the notebook has no frames of it: put breakpoint() into "
                 f"the cell, on one rank; %parallel_tb shows {shown}"
             )
+
+    def _show(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        """Show an error that a `ParallelError` is a part of: that with its own text, the rest as IPython."""
+        shell: Any = self._shell
+        kind, error, _ = exc_tuple or sys.exc_info()
+        handled = isinstance(error, (SyntaxError, UsageError)) or options.get("exception_only")
+        if error is None or handled or not _follows_ours(error):
+            type(shell).showtraceback(shell, exc_tuple, *args, **options)
+            return
+        chain = _chain(error)
+        sys.last_type, sys.last_value, sys.last_traceback = kind, error, error.__traceback__
+        lines: list[str] = []
+        for each, following in zip(reversed(chain), [*reversed(chain[:-1]), None], strict=True):
+            lines += self._lines_of(each)
+            if following is not None:
+                lines.append(_DIRECT if following.__cause__ is each else _DURING)
+        shell._showtraceback(kind, error, lines)
+        if shell.call_pdb:
+            shell.debugger(force=True)
+
+    def _lines_of(self, error: BaseException) -> list[str]:
+        if isinstance(error, ParallelError):
+            return list(error._render_traceback_())
+        hidden = error.__cause__, error.__context__, error.__suppress_context__
+        error.__cause__ = error.__context__ = None
+        try:
+            lines: list[str] = self._shell.InteractiveTB.structured_traceback(
+                type(error), error, _user_part(error.__traceback__), tb_offset=0
+            )
+        except Exception:  # noqa: BLE001  what formats it fails at some code, as at `except*` of 3.11
+            lines = traceback.format_exception(error, chain=False)
+        finally:
+            error.__cause__, error.__context__, error.__suppress_context__ = hidden
+        return lines
 
     def _handle(
         self,

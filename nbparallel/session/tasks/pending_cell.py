@@ -78,7 +78,7 @@ class PendingCell:
 
     @property
     def waits_for(self) -> PendingCell | None:
-        """The cell that has to end before this one may begin, also where this one was cancelled while it waited."""
+        """The cell that has to end before this one may begin, also if this one was cancelled first."""
         return None
 
     @property

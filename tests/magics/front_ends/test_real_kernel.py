@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,6 +110,40 @@ def test_errors_and_syntax_errors(shared_kernel: Kernel) -> None:
     usage = shared_kernel.run("%%parallel --rnks 0\nx")
     assert (usage.status, usage.ename) == ("error", "UsageError")
     assert usage.stderr.count("\n") == 1
+
+
+@pytest.mark.by_turns
+@pytest.mark.parametrize(
+    ("handled", "name"),
+    [
+        ("except Exception as e:\n    raise RuntimeError('job') from e", "RuntimeError"),
+        ("except Exception:\n    raise RuntimeError('job') from None", "RuntimeError"),
+        ("finally:\n    {}['x']", "KeyError"),
+        ("except* ZeroDivisionError:\n    raise RuntimeError('job')", "RuntimeError"),
+    ],
+)
+def test_an_error_raised_while_one_of_ranks_is_handled(
+    shared_kernel: Kernel, handled: str, name: str
+) -> None:
+    """It is the cell's one error message, with the lines of ranks above it unless it is raised from None."""
+    loaded(shared_kernel)
+    outcome = shared_kernel.run(f"try:\n    get_ipython().run_line_magic('parallel', '1 / 0')\n{handled}")
+    assert (outcome.status, outcome.ename) == ("error", name)
+    assert [m.content["ename"] for m in outcome.messages if m.kind == "error"] == [name]
+    assert outcome.stderr == ""
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", outcome.traceback)
+    assert ("ZeroDivisionError: division by zero" in shown) == ("None" not in handled)
+    assert "nbparallel" not in shown
+
+
+@pytest.mark.by_turns
+def test_a_script_that_fails_on_ranks_is_an_error(shared_kernel: Kernel, tmp_path: Path) -> None:
+    """`%run -i` of a file shows one error message, by which papermill knows that it failed."""
+    loaded(shared_kernel)
+    (tmp_path / "job.py").write_text("nbp.map(lambda i: 1 / i, [0])\n")
+    outcome = shared_kernel.run(f"import nbparallel as nbp\n%run -i {tmp_path / 'job.py'}")
+    assert [m.content["ename"] for m in outcome.messages if m.kind == "error"] == ["ParallelError"]
+    assert outcome.stderr == ""
 
 
 @pytest.mark.every_kernel
