@@ -189,12 +189,13 @@ class ErrorRendering:
             return list(error._render_traceback_())
         hidden = error.__cause__, error.__context__, error.__suppress_context__
         error.__cause__ = error.__context__ = None
+        trace = _user_part(error.__traceback__)
         try:
             lines: list[str] = self._shell.InteractiveTB.structured_traceback(
-                type(error), error, _user_part(error.__traceback__), tb_offset=0
+                type(error), error, trace, tb_offset=0
             )
         except Exception:  # noqa: BLE001  what formats it fails at some code, as at `except*` of 3.11
-            lines = traceback.format_exception(error, chain=False)
+            lines = traceback.format_exception(type(error), error, trace, chain=False)
         finally:
             error.__cause__, error.__context__, error.__suppress_context__ = hidden
         return lines

@@ -98,7 +98,16 @@ def load(shell: Any) -> None:
         removed = sweep_at_load()
         if removed:
             print(removed)  # noqa: T201  (it belongs under the cell that loads us)
+        if type(shell).__module__.startswith("xeus_python"):
+            print(_IN_XEUS)  # noqa: T201
         loaded.state.prestarted.start()
+
+
+_IN_XEUS = (
+    "nbparallel: in the xeus-python kernel the output of ranks is incomplete: it shows none that comes from "
+    "other threads; use the kernel of ipykernel"
+)
+"""xeus-python sends what the cell's own thread prints, and ours are others."""
 
 
 def _on_a_rank() -> bool:

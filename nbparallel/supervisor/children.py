@@ -42,6 +42,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+SENT_BY_PEOPLE = (
+    *(getattr(signal, f"SIG{name}") for name in (
+        "INT", "HUP", "TERM", "QUIT", "USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "XCPU", "STKFLT",
+    ) if hasattr(signal, f"SIG{name}")),
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)  # fmt: skip
+"""Signals that end a process, and that people, terminals and timers send: a supervisor ignores them."""
+
+
 def reset_signals() -> None:
     """Undo what exec passes on: blocked signals and ignored ones.
 
@@ -89,8 +98,7 @@ def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int,
         reset_signals()
         _restore_file_limit()
         _restore_policy()
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if new_group:
             os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -380,7 +380,7 @@ def main(control: int, segments: int, kernel: int, log: int) -> None:
     adopt_orphans()
     children.raise_file_limit()
     children.use_batch_scheduling()
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    for number in children.SENT_BY_PEOPLE:
         signal.signal(number, signal.SIG_IGN)
     for fd in (control, segments, kernel, log):
         os.set_inheritable(fd, False)

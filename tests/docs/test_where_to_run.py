@@ -116,3 +116,16 @@ def test_setup_works_in_a_fresh_directory(tmp_path: Path) -> None:
         cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ran.stdout == "[1, 1]\n", ran.stderr
+
+
+def test_loading_in_xeus_python_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, at once: its kernel does not show all output of ranks."""
+    kind = type("XPythonShell", (InteractiveShell,), {"__module__": "xeus_python_shell.shell"})
+    shell = kind()
+    nbparallel.load_ipython_extension(shell)
+    try:
+        said = capsys.readouterr().out
+        assert "xeus-python" in said
+        assert "incomplete" in said
+    finally:
+        nbparallel.unload_ipython_extension(shell)

@@ -24,7 +24,7 @@ import sys
 from dataclasses import dataclass, field
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.children import raise_file_limit, reset_signals
+from nbparallel.supervisor.children import SENT_BY_PEOPLE, raise_file_limit, reset_signals
 from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, is_ready, readable, take
 from nbparallel.supervisor.exit_status import exit_status
 from nbparallel.supervisor.external.listener import Listener
@@ -288,7 +288,7 @@ def main(place: int, first: int, path: str) -> None:
         os._exit(0)
     reset_signals()
     raise_file_limit()
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    for number in SENT_BY_PEOPLE:
         signal.signal(number, signal.SIG_IGN)
     for fd in (place, first):
         os.set_inheritable(fd, False)

@@ -132,7 +132,7 @@ def test_an_error_raised_while_one_of_ranks_is_handled(
     assert [m.content["ename"] for m in outcome.messages if m.kind == "error"] == [name]
     assert outcome.stderr == ""
     shown = re.sub(r"\x1b\[[0-9;]*m", "", outcome.traceback)
-    assert ("ZeroDivisionError: division by zero" in shown) == ("None" not in handled)
+    assert ("division by zero" in shown) == ("None" not in handled)
     assert "nbparallel" not in shown
 
 
