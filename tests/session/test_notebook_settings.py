@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import decimal
+import importlib
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -105,6 +107,29 @@ def test_filters_of_warnings_are_the_notebooks(
     warnings.filterwarnings("error", message="bar")
     caught = "try:\n    warnings.warn('bar')\nexcept UserWarning:\n    caught = True\ncaught"
     assert two_ranks.run(caught).values == [True, True]
+
+
+PLOTLY = """
+from types import SimpleNamespace
+renderers, templates = SimpleNamespace(default="heavy"), SimpleNamespace(default="plotly")
+"""
+
+
+def test_plotlys_renderer_is_the_notebooks(
+    two_ranks: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a rank it finds no front end, and would write all of its script with each figure."""
+    (tmp_path / "plotly").mkdir()
+    (tmp_path / "plotly" / "__init__.py").touch()
+    (tmp_path / "plotly" / "io.py").write_text(PLOTLY)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("plotly.io").renderers.default = "light"
+    try:
+        seen = "import plotly.io\n(plotly.io.renderers.default, plotly.io.templates.default)"
+        assert two_ranks.run(seen).values == [("light", "plotly")] * 2
+    finally:
+        sys.modules.pop("plotly.io")
+        sys.modules.pop("plotly")
 
 
 def test_a_rank_keeps_what_its_cells_set(two_ranks: Session) -> None:

@@ -29,7 +29,7 @@ from nbparallel_magics.output.layout import (
 from nbparallel_magics.output.live_lines import NO_RANK, LiveLines, last_state
 from nbparallel_magics.output.overflow import LogFolder, OverflowLog
 from nbparallel_magics.output.publisher import Publisher
-from nbparallel_magics.output.screen import moves_cursor
+from nbparallel_magics.output.screen import before_moves, rows_above
 
 INTERVAL = 0.08
 """Seconds: together with what the session waits for more (0.1 s at most) less than the promised 0.2 s."""
@@ -93,15 +93,17 @@ class CellOutput:
     def stream(self, rank: int, name: str, text: str) -> None:
         """Show text that a rank printed."""
         drawn = text
-        if not moves_cursor(text) and not self._lines.has(rank, name):
+        if not self._lines.has(rank, name):
             # empty lines at the end may be the way down to a bar: ``tqdm(position=2)`` flushes them
             begun = (rank, name) in self._begun_lines
-            whole = text.rstrip("\n")
-            end = len(whole) + int(bool(whole) or begun)
+            whole = text[: before_moves(text)].rstrip("\n")
+            end = len(whole) + int(bool(whole) or (begun and text[:1] == "\n"))
             text, drawn = text[:end], text[end:]
             if text:
                 self._arrive(rank, Text(name, text), len(text))
                 (self._begun_lines.discard if text[-1] == "\n" else self._begun_lines.add)((rank, name))
+            if (above := rows_above(drawn)) and self._log is None:
+                drawn = self._take_back(rank, name, above) + drawn
         if drawn:
             self._begun_lines.discard((rank, name))
             self._draw(rank, name, drawn)
@@ -182,6 +184,30 @@ class CellOutput:
             if self._begin(rank, Text(name, text), len(text)):
                 self._arrivals += self._lines.feed(rank, name, text)
                 self._wake()
+
+    def _take_back(self, rank: int, name: str, count: int) -> str:
+        """Remove and return the last lines of a stream, to which its cursor goes back; however it was cut."""
+        with self._lock:
+            taken, index = "", len(self._arrivals)
+            while index and taken.count("\n") <= count:
+                index -= 1
+                owner, item = self._arrivals[index]
+                if owner != rank:
+                    continue
+                if not isinstance(item, Text) or item.name != name:
+                    break
+                taken = item.text + taken
+                del self._arrivals[index]
+                if index < self._shown:
+                    self._shown, self._cleared = self._shown - 1, True
+            lines = taken.splitlines(keepends=True)
+            begun = bool(lines) and not lines[-1].endswith("\n")
+            kept, lines = lines[: -count - begun], lines[-count - begun :]
+            if kept:
+                self._arrivals.insert(index, (rank, Text(name, "".join(kept))))
+                self._shown += index < self._shown
+            self._size -= sum(map(len, lines))
+            return "".join(lines)
 
     def _begin(self, rank: int, item: Item, size: int) -> bool:
         """Prepare for something that a rank shows; False if it goes to the log."""

@@ -13,12 +13,28 @@ PATIENCE = 12
 """Calls of `Screen.settle`, which take a second: a rank that is stopped half-way may go on later."""
 _MOVES = re.compile(r"\r(?!\n)|\x08|\x1b(?!\[[0-9;]*m)")
 _TOKEN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[^\[\x1b\n\r\b]|[\n\r\b]|[^\n\r\b\x1b]+")
+_ROWS = re.compile(r"\x1b\[(\d*)([AB])|\n")
 _UNFINISHED = re.compile(r"\x1b(\[[0-?]*[ -/]*)?\Z")
 
 
 def moves_cursor(text: str) -> bool:
     """Whether text does more than write characters and end lines; colours do not."""
     return _MOVES.search(text) is not None
+
+
+def before_moves(text: str) -> int:
+    """Return how much of a text is lines that end before its cursor moves."""
+    found = _MOVES.search(text)
+    return len(text) if found is None else text.rfind("\n", 0, found.start()) + 1
+
+
+def rows_above(text: str) -> int:
+    """Return by how many lines a text moves the cursor above that in which it begins."""
+    row = highest = 0
+    for count, kind in _ROWS.findall(text):
+        row += max(1, int(count or 1)) * (-1 if kind == "A" else 1)
+        highest = min(highest, row)
+    return -highest
 
 
 class ScreenLine:

@@ -261,3 +261,21 @@ def test_bars_inside_each_other(shared_kernel: Kernel) -> None:
             m.content["data"]["text/plain"] for m in outcome.messages if m.kind == "update_display_data"
         ]
         assert any(u.count("[rank 0] out 0:") == 1 and "[rank 0] in:" in u for u in updates)
+
+
+WRITTEN_OVER = "one\ntwo\nthree\n\x1b[2A\rTWO\nTHREE\n"
+
+
+@pytest.mark.parametrize("cut", [2, 4, 7, 8, 10, 14, 18, 22])
+@pytest.mark.parametrize("shown", [False, True])
+def test_lines_that_were_sent_are_written_over(cut: int, shown: bool) -> None:
+    """However the text was cut, and though a part of it is shown already: equal on all ranks, one block."""
+    page = Page()
+    out = CellOutput(page)
+    out.stream(0, "stdout", WRITTEN_OVER)
+    out.stream(1, "stdout", WRITTEN_OVER[:cut])
+    if shown:
+        wait_until(lambda: "[rank" in page.text)
+    out.stream(1, "stdout", WRITTEN_OVER[cut:])
+    out.finish()
+    assert page.text == "[ranks 0-1]\none\nTWO\nTHREE\n"
