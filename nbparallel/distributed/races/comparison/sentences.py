@@ -24,6 +24,7 @@ BARRIER_OR_LOCKS = f"`barrier()` between them if one is to come first, else {LOC
 OWN_PART = "have each rank write its own part: `dist.local_slice`"
 OWN_PART_OR_LOCK = OWN_PART + '; or `with dist.lock("{name}"):` around it'
 BARRIER = "`barrier()` between them"
+BARRIER_OR_OWN_PART = f"{BARRIER} if one is to come first, else {OWN_PART}"
 READ_FIRST = "have all ranks read first, then `barrier()`, then write; or write into a second array"
 A_COPY = "; if what it was passed to only reads, pass a copy"
 ONE_RANK = "harmless, one rank is enough"
@@ -94,7 +95,7 @@ def _advice(first: int, second: int, *, same_line: bool, same_elements: bool, is
     if not same_line:
         if first == second == BOTH:
             return LOCKS if is_one else BARRIER_OR_LOCKS
-        return f"{OWN_PART}; or {BARRIER}" if first & second & WRITE else BARRIER
+        return BARRIER_OR_OWN_PART if first & second & WRITE else BARRIER
     if first == second == WRITE:
         return OWN_PART
     if first == second == BOTH:

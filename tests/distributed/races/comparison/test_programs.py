@@ -106,9 +106,17 @@ def test_transposed_view() -> None:
     cell[1].write(cell.arrays["m"].T[2], 4)
     assert sentences(cell) == [
         "`m[1, 2]`: rank 0 wrote `m[1, :]` on line 3, rank 1 wrote `m[:, 2]` on line 4, "
-        "and nothing orders the two. → have each rank write its own part: `dist.local_slice`; "
-        "or `barrier()` between them"
+        "and nothing orders the two. → `barrier()` between them if one is to come first, "
+        "else have each rank write its own part: `dist.local_slice`"
     ]
+
+
+def test_a_barrier_is_missing_after_the_first_value() -> None:
+    """Rank 0 writes what all ranks then add to under a lock: what is missing is the barrier between."""
+    cell = Recorded(2, n=np.zeros(1))
+    cell[0].write(cell.arrays["n"], 2)
+    cell[1].add(cell.arrays["n"], 4)
+    assert "→ `barrier()` between them if one is to come first" in sentences(cell)[0]
 
 
 def test_out_of_a_ufunc() -> None:
@@ -354,7 +362,8 @@ def test_a_possible_race() -> None:
         "1 possible race",
         "`w[0:4]`: rank 0 wrote it on line 2, rank 1 may have read and written `w` on line 3 "
         "(passed to `torch.from_numpy`, which may write), and nothing orders the two. "
-        "→ have each rank write its own part: `dist.local_slice`; or `barrier()` between them; "
+        "→ `barrier()` between them if one is to come first, else have each rank write its own part: "
+        "`dist.local_slice`; "
         "if what it was passed to only reads, pass a copy",
     ]
     assert not report.races[0].certain
