@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 import nbparallel
 
@@ -121,7 +122,7 @@ def test_setup_works_in_a_fresh_directory(tmp_path: Path) -> None:
 def test_loading_in_xeus_python_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     """One line, at once: its kernel does not show all output of ranks."""
     kind = type("XPythonShell", (InteractiveShell,), {"__module__": "xeus_python_shell.shell"})
-    shell = kind()
+    shell = kind(config=Config({"HistoryManager": {"enabled": False}}))
     nbparallel.load_ipython_extension(shell)
     try:
         said = capsys.readouterr().out

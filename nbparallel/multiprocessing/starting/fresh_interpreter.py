@@ -10,6 +10,12 @@ from nbparallel.multiprocessing.starting.late_interrupts import interrupts_block
 from nbparallel.multiprocessing.starting.process_state import pickle_process
 from nbparallel.wire.system import without_debugger
 
+_FOLLOW = (
+    "import fcntl, os, select, struct; p = select.poll(); p.register({0}, 0); "
+    "fcntl.fcntl({0}, 15, struct.pack('ii', 1, os.getpid())); p.poll(0) and os._exit(1)"
+)
+"""`Lifeline.follow` before anything is imported, which takes seconds on busy cores: the root may end then."""
+
 
 class SpawnPopen(popen_spawn_posix.Popen):
     """A process in a fresh interpreter."""
@@ -48,6 +54,10 @@ class SpawnPopen(popen_spawn_posix.Popen):
             parent_r, child_w = os.pipe()
             child_r, parent_w = os.pipe()
             command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
+            if self.guest_ends is not None and self.guest_ends.lifeline is not None:
+                command[command.index("-c") + 1] = "; ".join(
+                    (_FOLLOW.format(self.guest_ends.lifeline.fileno()), command[command.index("-c") + 1])
+                )
             self._fds.extend([child_r, child_w])
             with interrupts_blocked(late=process_obj.interrupts_late):
                 self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[arg-type]
