@@ -13,13 +13,12 @@ import sys
 import traceback
 import types
 from collections import ChainMap
-from concurrent.futures import process
 from multiprocessing import pool
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 
-def _reduce_raised(carrier: Any) -> tuple[Any, ...]:
+def reduce_raised(carrier: Any) -> tuple[Any, ...]:
     """Reduce an exception with its traceback; one that would not arrive becomes a `RemoteError`."""
     from nbparallel.errors import RemoteError
     from nbparallel.transfer.cell_sources import name_cells
@@ -33,11 +32,8 @@ def _reduce_raised(carrier: Any) -> tuple[Any, ...]:
     return rebuild, (error, name_cells(text))
 
 
-RAISED: dict[type, Any] = {
-    pool.ExceptionWithTraceback: _reduce_raised,  # type: ignore[attr-defined]
-    process._ExceptionWithTraceback: _reduce_raised,
-}
-"""Reducers of what the library's workers send for an exception."""
+RAISED: dict[type, Any] = {pool.ExceptionWithTraceback: reduce_raised}  # type: ignore[attr-defined]
+"""Reducers of what the library's workers send for an exception; `executor` adds its own."""
 _PLAIN_MODULES = frozenset(
     {"builtins", "multiprocessing.managers", "multiprocessing.pool", "multiprocessing.process"}
 )

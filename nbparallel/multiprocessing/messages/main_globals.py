@@ -15,7 +15,6 @@ run itself takes nothing that it has.
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import sys
 import types
@@ -26,7 +25,7 @@ from nbparallel.errors import ProtocolError, UnpicklableError
 
 _ORIGIN = {"fresh": False}
 """Whether this process began with an empty ``__main__``."""
-_came: dict[str, bytes] = {}
+_came: dict[str, bytes | int] = {}
 """Digest of the value that last came, by name."""
 _UNCHANGING = (
     types.FunctionType, type, types.NoneType, bool, int, float, complex, str, bytes, tuple, frozenset, range
@@ -75,7 +74,8 @@ def bind_globals(
     load: Callable[[str, bytes], Any],
 ) -> None:
     """Bind what this process takes of the globals that came along, all or none."""
-    values, came = {}, {}
+    values: dict[str, Any] = {}
+    came: dict[str, bytes | int] = {}
     for name, part in parts.items():
         if isinstance(part, str):
             if name not in main_globals:
@@ -85,7 +85,7 @@ def bind_globals(
                     f"initializer that assigns {name!r}), or create {name!r} there"
                 )
             continue
-        digest = digests.get(name) or hashlib.blake2b(part, digest_size=16).digest()
+        digest = digests.get(name) or hash(part)
         if _takes(name, digest, main_globals):
             values[name] = load(name, part)
         came[name] = digest
@@ -93,7 +93,7 @@ def bind_globals(
     _came.update(came)
 
 
-def _takes(name: str, digest: bytes, main_globals: dict[str, Any]) -> bool:
+def _takes(name: str, digest: bytes | int, main_globals: dict[str, Any]) -> bool:
     if name not in main_globals:
         return True
     if name in _came:

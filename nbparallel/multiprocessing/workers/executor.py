@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 from nbparallel.errors import StartError, WorkerDiedError
 from nbparallel.multiprocessing.connection import adopt_pipe
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
+from nbparallel.multiprocessing.messages.light_pickling import RAISED, reduce_raised
 from nbparallel.multiprocessing.messages.parcels import pickle_message, why_unsendable
 from nbparallel.multiprocessing.queues import Queue, SimpleQueue
 from nbparallel.multiprocessing.starting.current_context import default_context
@@ -32,6 +33,9 @@ _FAILURE_BYTES = 512
 """Of what an initializer raised, as text."""
 _END_SECONDS = 5.0
 """How long a process, whose pipe has ended, may take until its exit code is there."""
+
+
+RAISED[library._ExceptionWithTraceback] = reduce_raised
 
 
 class BrokenPoolError(WorkerDiedError, library.BrokenProcessPool):
