@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -57,37 +56,6 @@ class BackgroundCell:
         if self.out and state in ("queued", "started", "done"):
             advice += f" and puts its values into {self.out}"
         return f"<cell In[{self.number}] on the ranks: {state}; {advice}>"
-
-
-class IdleInterrupt:
-    """The stop button between two cells: it interrupts what the ranks run in the background.
-
-    ipykernel ignores SIGINT while it handles no message: it puts back what it found before the first one
-    (`Kernel.pre_handler_hook` and `post_handler_hook`).  From the first ``--async`` cell on that is our
-    handler, which does nothing while nothing runs.
-
-    Parameters
-    ----------
-    kernel : ipykernel.kernelbase.Kernel
-    interrupt : callable
-        Interrupts the cell that runs; called in the signal handler, so it may take no lock.
-    """
-
-    def __init__(self, kernel: Any, interrupt: Callable[[], None]) -> None:
-        self._kernel, self._interrupt = kernel, interrupt
-
-    def install(self) -> None:
-        """Interrupt cells from now on, unless a library has put a handler of its own there."""
-        if getattr(self._kernel, "saved_sigint_handler", None) is signal.SIG_IGN:
-            self._kernel.saved_sigint_handler = self._handle
-
-    def remove(self) -> None:
-        """Have SIGINT ignored between cells again."""
-        if getattr(self._kernel, "saved_sigint_handler", None) == self._handle:
-            self._kernel.saved_sigint_handler = signal.SIG_IGN
-
-    def _handle(self, *_: object) -> None:
-        self._interrupt()
 
 
 def find(name: str, variables: Mapping[str, Any]) -> BackgroundCell:

@@ -16,7 +16,6 @@ from nbparallel.wire.units import seconds_text
 from nbparallel_magics.arguments import RankSpec
 from nbparallel_magics.background import (
     BackgroundCell,
-    IdleInterrupt,
     PendingValues,
     note_failure,
     wait_for_turn,
@@ -215,9 +214,6 @@ def _submit(
         if request.options.out is not None:
             state.shell.user_ns[request.options.out] = PendingValues(cell)
         state.background = cell
-        if state.idle_interrupt is None and state.notebook is not None:
-            state.idle_interrupt = IdleInterrupt(state.shell.kernel, state.interrupt)
-            state.idle_interrupt.install()
     except BaseException:
         if pending is not None:
             pending.cancel()

@@ -13,7 +13,7 @@ from nbparallel.session import running_sessions
 from nbparallel.wire.system import do_all
 from nbparallel_magics.configuration import configured
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.output.notebook_messages import NotebookOutput
+from nbparallel_magics.output.notebook_messages import IdleInterrupt, NotebookOutput
 from nbparallel_magics.output.overflow import LogFolder
 from nbparallel_magics.output.publisher import is_ipykernel, publisher_for
 from nbparallel_magics.output.race_display import RaceDisplay
@@ -22,7 +22,7 @@ from nbparallel_magics.prestart import PrestartedSupervisor
 if TYPE_CHECKING:
     from nbparallel.session import Session
     from nbparallel.wire.messages import RankFailure
-    from nbparallel_magics.background import BackgroundCell, IdleInterrupt
+    from nbparallel_magics.background import BackgroundCell
     from nbparallel_widgets.panel import Panel
 
 
@@ -224,6 +224,8 @@ class ExtensionState:
         self.shell.events.register("post_run_cell", self.end_cell)
         if self.notebook is not None:
             self.notebook.install()
+            self.idle_interrupt = IdleInterrupt(self.shell.kernel, self.interrupt)
+            self.idle_interrupt.install()
         running_sessions.use_notebook(self._notebook_session)
         atexit.register(self._at_exit)
 

@@ -7,8 +7,9 @@ Clearing removes everything that a cell has shown, also what did not come from r
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -120,3 +121,34 @@ def _texts(content: dict[str, Any]) -> Iterator[str]:
 def _message_id(parent: Any) -> str:
     header = (parent or {}).get("header", parent) or {}
     return str(header.get("msg_id", ""))
+
+
+class IdleInterrupt:
+    """The stop button between two cells: it interrupts what ranks run in the background or for a subshell.
+
+    ipykernel ignores SIGINT while it handles no message: it puts back what it found before the first one
+    (`Kernel.pre_handler_hook` and `post_handler_hook`).  While the extension is loaded that is our handler,
+    which does nothing while nothing runs.
+
+    Parameters
+    ----------
+    kernel : ipykernel.kernelbase.Kernel
+    interrupt : callable
+        Interrupts the cell that runs; called in the signal handler, so it may take no lock.
+    """
+
+    def __init__(self, kernel: Any, interrupt: Callable[[], None]) -> None:
+        self._kernel, self._interrupt = kernel, interrupt
+
+    def install(self) -> None:
+        """Interrupt cells from now on, unless a library has put a handler of its own there."""
+        if getattr(self._kernel, "saved_sigint_handler", None) is signal.SIG_IGN:
+            self._kernel.saved_sigint_handler = self._handle
+
+    def remove(self) -> None:
+        """Have SIGINT ignored between cells again."""
+        if getattr(self._kernel, "saved_sigint_handler", None) == self._handle:
+            self._kernel.saved_sigint_handler = signal.SIG_IGN
+
+    def _handle(self, *_: object) -> None:
+        self._interrupt()

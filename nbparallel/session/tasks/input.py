@@ -37,7 +37,10 @@ def ask(question: Question, interrupts: InterruptCounter) -> None:
     """Ask the user one question; an interrupt, or the failure of a rank, ends it without an answer."""
     handle, request = question
     if threading.current_thread() is not threading.main_thread():
-        _answer([question], refusal="no user can be asked for input(): this cell runs in the background")
+        _answer(
+            [question],
+            refusal="no user can be asked for input(): this cell runs in the background or in a subshell",
+        )
         return
     prompt = f"[rank {handle.rank}] {request.prompt}"
     try:

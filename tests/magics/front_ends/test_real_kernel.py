@@ -113,6 +113,21 @@ def test_errors_and_syntax_errors(shared_kernel: Kernel) -> None:
 
 
 @pytest.mark.by_turns
+def test_an_interrupt_reaches_a_cell_of_another_thread(shared_kernel: Kernel) -> None:
+    """A subshell's cell runs in one: the stop button ends it while the main shell is idle."""
+    loaded(shared_kernel)
+    shared_kernel.run("%parallel -n 2 import time")
+    shared_kernel.run(
+        "import threading, time\nerrors = []\ndef work():\n    try:\n"
+        "        get_ipython().run_line_magic('parallel', '[time.sleep(0.02) for _ in range(1500)]')\n"
+        "    except BaseException as error:\n        errors.append(type(error).__name__)\n"
+        "thread = threading.Thread(target=work)\nthread.start()\ntime.sleep(0.5)"
+    )
+    shared_kernel.interrupt()
+    assert text(shared_kernel.run("thread.join(10)\nprint(errors)")) == "['KeyboardInterrupt']\n"
+
+
+@pytest.mark.by_turns
 @pytest.mark.parametrize(
     ("handled", "name"),
     [
