@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from nbparallel.session import CellResult as CellResult
@@ -52,8 +52,6 @@ _HOMES = {
 }
 _MODULES = ("distributed", "errors", "multiprocessing", "session", "sharing", "testing")
 
-_SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
-
 __version__ = "0.1.0.dev0"
 __all__ = [  # not `map`: after ``from nbparallel import *`` Python's own would be hidden
     "CellResult",
@@ -75,7 +73,29 @@ __all__ = [  # not `map`: after ``from nbparallel import *`` Python's own would 
 ]
 
 
+def _need_of_linux() -> str:
+    system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+    return (
+        f"nbparallel runs on Linux, not on {system}: run it in Docker (Dockerfile of the repository), in "
+        "VS Code or Codespaces (.devcontainer), on mybinder.org (.binder), in Colab, or on Windows "
+        "in WSL 2 (docs/how-to/where-to-run.md has a line for each)"
+    )
+
+
+class _NoPath(list[str]):
+    """Where no module is found: whichever is asked for, the answer is the same sentence."""
+
+    def __iter__(self) -> NoReturn:
+        raise ImportError(_need_of_linux(), name=__name__)
+
+
+if sys.platform != "linux":
+    __path__ = _NoPath(__path__)
+
+
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):  # Python itself asks for many of these
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     home = _HOMES.get(name)
     if home is not None:
         value = globals()[name] = getattr(importlib.import_module(home), name)
@@ -99,12 +119,7 @@ def load_ipython_extension(shell: Any) -> None:
     if sys.platform != "linux":
         from IPython.core.error import UsageError  # shown as a line, without a traceback
 
-        system = _SYSTEMS.get(sys.platform, sys.platform)
-        raise UsageError(
-            f"nbparallel runs on Linux, not on {system}: run it in Docker (Dockerfile of the repository), in "
-            "VS Code or Codespaces (.devcontainer), on mybinder.org (.binder), in Colab, or on Windows "
-            "in WSL 2 (docs/how-to/where-to-run.md has a line for each)"
-        )
+        raise UsageError(_need_of_linux())
     from nbparallel_magics import load
 
     load(shell)

@@ -58,6 +58,36 @@ def test_a_shell_elsewhere_shows_that_line_alone(
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+def test_every_name_elsewhere_gives_that_sentence(system: str, name: str) -> None:
+    """In a script `import nbparallel` is fine, and every name, module or magic ends in the same words."""
+    program = f"""
+import importlib, sys
+sys.platform = {system!r}
+import nbparallel
+assert not hasattr(nbparallel, "__wrapped__")
+said = []
+for use in (lambda: nbparallel.Session, lambda: importlib.import_module("nbparallel.multiprocessing"),
+            lambda: __import__("nbparallel", fromlist=["map"]), lambda: nbparallel.sesion):
+    try:
+        use()
+    except ImportError as error:
+        said.append(str(error))
+sys.platform = "linux"  # IPython has parts for other systems
+import IPython
+sys.platform = {system!r}
+try:
+    nbparallel.load_ipython_extension(None)
+except Exception as error:
+    said.append(str(error))
+print(len(said), *set(said), sep="\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[:1] == ["5"], done.stdout + done.stderr
+    (sentence,) = done.stdout.splitlines()[1:]
+    assert sentence.startswith(f"nbparallel runs on Linux, not on {name}: "), done.stderr
+
+
 def test_every_way_installs_by_make() -> None:
     """Dockerfile, Dev Container and Binder run targets of the Makefile, and name no version of their own."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
