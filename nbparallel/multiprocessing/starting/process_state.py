@@ -29,8 +29,11 @@ from nbparallel.multiprocessing.starting.late_interrupts import (
 )
 from nbparallel.multiprocessing.starting.sliced_waits import is_readable_within, wait_in_slices
 
-NEEDED = ("nbparallel.multiprocessing.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling")
-"""Modules that the first array on its way loads."""
+NEEDED = (
+    "nbparallel.multiprocessing.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling",
+    "nbparallel.multiprocessing.starting.worker_threads",
+)  # fmt: skip
+"""Modules that the first array on its way loads, and what gives a worker its threads."""
 _CONTEXTS = "nbparallel.multiprocessing.context"
 """Where the classes of processes are whose state is what the library gives them."""
 _packing = threading.local()
@@ -176,29 +179,6 @@ class Given(NamedTuple):
     """What ends it with the root, or None."""
     interrupts: bool
     """Whether it takes interrupts from its start; a fork server's child begins with SIGINT blocked."""
-
-
-def limit_threads(threads: int, *, insist: bool = False) -> None:
-    """Give the libraries of a worker this many threads, or the fewer that they have.
-
-    What the user has set in the environment stays, unless they `insist` on another number.
-    """
-    from nbparallel.wire.system import THREAD_VARIABLES, threads_from_environment  # in workers only
-
-    names = {name for name in os.environ if insist and name.endswith("_NUM_THREADS")}
-    names |= {name for name in THREAD_VARIABLES if insist or name not in os.environ}
-    os.environ.update(dict.fromkeys(names, str(threads)))
-    if "numpy" not in sys.modules and "torch" not in sys.modules:
-        return  # what is loaded later follows the environment
-    from threadpoolctl import ThreadpoolController
-
-    for one in ThreadpoolController().lib_controllers:
-        wanted = threads_from_environment(one.internal_api) or threads
-        if insist or wanted < one.num_threads:
-            one.set_num_threads(wanted)
-    torch: Any = sys.modules.get("torch")  # it keeps a number of its own beside that of OpenMP
-    if torch is not None and (insist or threads < torch.get_num_threads()):
-        torch.set_num_threads(threads)
 
 
 def present_strategy() -> str | None:

@@ -27,7 +27,6 @@ from multiprocessing import sharedctypes
 from typing import Any
 
 from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
-from nbparallel.multiprocessing.starting.process_state import limit_threads
 from nbparallel.multiprocessing.workers.worker_failures import describable
 
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
@@ -147,10 +146,12 @@ def prepare_worker(interrupts: TaskInterrupts, workers: int, threads: int | None
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in blocks, lines of several workers would mix
             stream.reconfigure(line_buffering=True, write_through=False)
-    if threads is not None:
-        limit_threads(threads, insist=True)
-    elif workers > 1:
-        limit_threads(max(1, usable_cpus(affine_cpus()) // workers))
+    if threads is None and workers == 1:
+        return
+    from nbparallel.multiprocessing.starting.worker_threads import limit_threads
+
+    share = max(1, usable_cpus(affine_cpus()) // workers)
+    limit_threads(share if threads is None else threads, insist=threads is not None)
 
 
 def run_worker(interrupts: TaskInterrupts, workers: int, target: Callable[..., Any], *args: Any) -> None:

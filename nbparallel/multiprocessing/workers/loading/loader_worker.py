@@ -16,7 +16,7 @@ from nbparallel.multiprocessing.messages.exchange import current_membership
 from nbparallel.multiprocessing.messages.kept_objects import KeptObject
 from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
 from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
-from nbparallel.multiprocessing.starting.process_state import limit_threads
+from nbparallel.multiprocessing.starting.worker_threads import limit_threads
 from nbparallel.multiprocessing.workers.loading.batch_maker import END, BatchMaker
 from nbparallel.multiprocessing.workers.worker_failures import failure_of
 
