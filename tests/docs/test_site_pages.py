@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import hatch_build
 import nbparallel
 import nbparallel.distributed as dist
 from docs.site import name_examples, page_source, sections
@@ -202,3 +203,17 @@ def test_fences_on_the_site() -> None:
     """Options that only tests read are not shown; a block with a magic is IPython's."""
     fences = '```python exec="false" reason="x"\nx = 1\n```\n\n```python\n%%parallel\nx\n```\n'
     assert page_source.plain_fences(fences) == "```python\nx = 1\n```\n\n```ipython3\n%%parallel\nx\n```\n"
+
+
+def test_the_page_of_an_index_has_absolute_links() -> None:
+    """One setting makes each link of the README lead to the repository; empty, the page stays as it is."""
+    page = (ROOT / "README.md").read_text()
+    assert hatch_build.with_absolute_links(page, "") == page
+    made = hatch_build.with_absolute_links(page, "https://code.example/nbparallel/")
+    links = re.findall(r'\]\(([^)\s]+)\)|\b(?:src|srcset)="([^"]+)"', made)
+    assert len(links) >= 25
+    for link in map("".join, links):
+        assert link.startswith("https://"), link
+        if found := re.fullmatch(r"https://code\.example/nbparallel/(blob|raw)/HEAD/([^#]+)(#.*)?", link):
+            assert (ROOT / found[2]).exists(), link
+            assert (found[1] == "raw") == (Path(found[2]).suffix == ".png"), link
