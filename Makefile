@@ -74,7 +74,7 @@ docs: $(VENV)/site  ## build the documentation's site, notebooks with their outp
 
 dist: $(VENV)/dist  ## build sdist and wheel into dist/, check them, run README's cells with the wheel alone
 	@rm -rf dist
-	@NBP_DIST=$(CURDIR)/dist $(PYTEST) tests/architecture/test_distribution.py $(ARGS)
+	@NBP_DIST=$(CURDIR)/dist $(PYTEST) tests/architecture/test_distribution.py tests/architecture/test_typing.py $(ARGS)
 
 lock:  ## renew the exact versions of the test environment
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock

@@ -13,6 +13,48 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
+    from nbparallel import distributed as distributed
+    from nbparallel import errors as errors
+    from nbparallel import multiprocessing as multiprocessing
+    from nbparallel import session as session
+    from nbparallel import sharing as sharing
+    from nbparallel import testing as testing
+    from nbparallel.errors import BusyError as BusyError
+    from nbparallel.errors import CellTimeoutError as CellTimeoutError
+    from nbparallel.errors import ChannelClosedError as ChannelClosedError
+    from nbparallel.errors import ClosedError as ClosedError
+    from nbparallel.errors import CollectiveMismatchError as CollectiveMismatchError
+    from nbparallel.errors import CollectiveTimeoutError as CollectiveTimeoutError
+    from nbparallel.errors import DamagedRankError as DamagedRankError
+    from nbparallel.errors import DeadlockError as DeadlockError
+    from nbparallel.errors import DifferentDataError as DifferentDataError
+    from nbparallel.errors import FileDescriptorLimitError as FileDescriptorLimitError
+    from nbparallel.errors import ForkedRankError as ForkedRankError
+    from nbparallel.errors import HostBoundaryError as HostBoundaryError
+    from nbparallel.errors import HostLostError as HostLostError
+    from nbparallel.errors import InputRefusedError as InputRefusedError
+    from nbparallel.errors import InternalError as InternalError
+    from nbparallel.errors import InvalidHandleError as InvalidHandleError
+    from nbparallel.errors import NbParallelError as NbParallelError
+    from nbparallel.errors import NotAnArrayError as NotAnArrayError
+    from nbparallel.errors import ObjectArrayError as ObjectArrayError
+    from nbparallel.errors import ParallelError as ParallelError
+    from nbparallel.errors import PeerFailedError as PeerFailedError
+    from nbparallel.errors import ProtocolError as ProtocolError
+    from nbparallel.errors import RankDiedError as RankDiedError
+    from nbparallel.errors import RankExitError as RankExitError
+    from nbparallel.errors import ReadOnlyArrayError as ReadOnlyArrayError
+    from nbparallel.errors import RemoteError as RemoteError
+    from nbparallel.errors import RendezvousError as RendezvousError
+    from nbparallel.errors import SegmentLostError as SegmentLostError
+    from nbparallel.errors import SharedMemoryFullError as SharedMemoryFullError
+    from nbparallel.errors import StaleWorkError as StaleWorkError
+    from nbparallel.errors import StartError as StartError
+    from nbparallel.errors import StrategyUnavailableError as StrategyUnavailableError
+    from nbparallel.errors import SupervisorDiedError as SupervisorDiedError
+    from nbparallel.errors import UnknownNameError as UnknownNameError
+    from nbparallel.errors import UnpicklableError as UnpicklableError
+    from nbparallel.errors import WorkerDiedError as WorkerDiedError
     from nbparallel.session import CellResult as CellResult
     from nbparallel.session import RankValues as RankValues
     from nbparallel.session import Session as Session
@@ -93,7 +135,7 @@ if sys.platform != "linux":
     __path__ = _NoPath(__path__)
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name.startswith("__"):  # Python itself asks for many of these
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     home = _HOMES.get(name)
@@ -107,6 +149,10 @@ def __getattr__(name: str) -> Any:
         if error is not None:
             return error
     raise importlib.import_module("nbparallel.errors").misspelt(name, "nbparallel", [*__all__, *_MODULES])
+
+
+if not TYPE_CHECKING:  # a checker would take every name for one of this module
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

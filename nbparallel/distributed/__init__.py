@@ -25,7 +25,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from nbparallel.distributed.api.backends import (
     is_backend_available,
@@ -309,37 +309,37 @@ def recv(
     return (_current or current()).recv(tensor, src, group, tag)
 
 
-@_as("broadcast")
-def broadcast(
-    tensor: Any,
-    src: int | None = None,
-    group: Group | None = None,
-    async_op: bool = False,
-    *more: Any,
-    **options: Any,
-) -> Any:
-    """Give every rank what rank `src` has."""
-    if more or options:
-        return (_current or current()).broadcast(tensor, src, group, async_op, *more, **options)
-    return (_current or current()).broadcast(tensor, src, group, async_op)
+if not TYPE_CHECKING:  # which value comes back depends on what is passed: overloads of the methods say it
 
+    @_as("broadcast")
+    def broadcast(
+        tensor: Any,
+        src: int | None = None,
+        group: Group | None = None,
+        async_op: bool = False,
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        """Give every rank what rank `src` has."""
+        if more or options:
+            return (_current or current()).broadcast(tensor, src, group, async_op, *more, **options)
+        return (_current or current()).broadcast(tensor, src, group, async_op)
 
-@_as("all_reduce")
-def all_reduce(
-    tensor: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, **options: Any
-) -> Any:
-    """Combine the values of all ranks and give every rank the result."""
-    if options:
-        return (_current or current()).all_reduce(tensor, op, group, async_op, **options)
-    return (_current or current()).all_reduce(tensor, op, group, async_op)
+    @_as("all_reduce")
+    def all_reduce(
+        tensor: Any, op: str = "sum", group: Group | None = None, async_op: bool = False, **options: Any
+    ) -> Any:
+        """Combine the values of all ranks and give every rank the result."""
+        if options:
+            return (_current or current()).all_reduce(tensor, op, group, async_op, **options)
+        return (_current or current()).all_reduce(tensor, op, group, async_op)
 
-
-@_as("barrier")
-def barrier(group: Group | None = None, async_op: bool = False, *more: Any, **options: Any) -> Any:
-    """Return when every rank has called it."""
-    if more or options:
-        return (_current or current()).barrier(group, async_op, *more, **options)
-    return (_current or current()).barrier(group, async_op)
+    @_as("barrier")
+    def barrier(group: Group | None = None, async_op: bool = False, *more: Any, **options: Any) -> Any:
+        """Return when every rank has called it."""
+        if more or options:
+            return (_current or current()).barrier(group, async_op, *more, **options)
+        return (_current or current()).barrier(group, async_op)
 
 
 @_as("lock")
@@ -352,49 +352,52 @@ globals().update({name: _operation(name) for name in OPERATIONS if name not in g
 
 if TYPE_CHECKING:  # one line for each, so that type checkers and editors know them; a test compares
     _typed = current()
-    all_gather = _typed.all_gather
-    all_gather_coalesced = _typed.all_gather_coalesced
-    all_gather_into_tensor = _typed.all_gather_into_tensor
-    all_gather_object = _typed.all_gather_object
-    all_gather_single = _typed.all_gather_single
-    all_reduce_coalesced = _typed.all_reduce_coalesced
-    all_to_all = _typed.all_to_all
-    all_to_all_single = _typed.all_to_all_single
-    assert_same = _typed.assert_same
-    average_gradients = _typed.average_gradients
-    batch_isend_irecv = _typed.batch_isend_irecv
-    batches = _typed.batches
-    broadcast_object_list = _typed.broadcast_object_list
-    exscan = _typed.exscan
-    gather = _typed.gather
-    gather_object = _typed.gather_object
-    get_backend = _typed.get_backend
-    get_global_rank = _typed.get_global_rank
-    get_group_rank = _typed.get_group_rank
-    get_process_group_ranks = _typed.get_process_group_ranks
-    get_rank = _typed.get_rank
-    get_world_size = _typed.get_world_size
-    grid = _typed.grid
-    host_group = _typed.host_group
-    irecv = _typed.irecv
-    isend = _typed.isend
-    local_slice = _typed.local_slice
-    maxloc = _typed.maxloc
-    minloc = _typed.minloc
-    monitored_barrier = _typed.monitored_barrier
-    new_group = _typed.new_group
-    new_subgroups = _typed.new_subgroups
-    new_subgroups_by_enumeration = _typed.new_subgroups_by_enumeration
-    recv_object_list = _typed.recv_object_list
-    reduce = _typed.reduce
-    reduce_scatter = _typed.reduce_scatter
-    reduce_scatter_single = _typed.reduce_scatter_single
-    reduce_scatter_tensor = _typed.reduce_scatter_tensor
-    scan = _typed.scan
-    scatter = _typed.scatter
-    scatter_object_list = _typed.scatter_object_list
-    send_object_list = _typed.send_object_list
-    sendrecv = _typed.sendrecv
-    shard = _typed.shard
-    split = _typed.split
-    strict_sync = _typed.strict_sync
+    all_gather: Final = _typed.all_gather
+    all_gather_coalesced: Final = _typed.all_gather_coalesced
+    all_gather_into_tensor: Final = _typed.all_gather_into_tensor
+    all_gather_object: Final = _typed.all_gather_object
+    all_gather_single: Final = _typed.all_gather_single
+    all_reduce: Final = _typed.all_reduce
+    all_reduce_coalesced: Final = _typed.all_reduce_coalesced
+    all_to_all: Final = _typed.all_to_all
+    all_to_all_single: Final = _typed.all_to_all_single
+    assert_same: Final = _typed.assert_same
+    average_gradients: Final = _typed.average_gradients
+    barrier: Final = _typed.barrier
+    batch_isend_irecv: Final = _typed.batch_isend_irecv
+    batches: Final = _typed.batches
+    broadcast: Final = _typed.broadcast
+    broadcast_object_list: Final = _typed.broadcast_object_list
+    exscan: Final = _typed.exscan
+    gather: Final = _typed.gather
+    gather_object: Final = _typed.gather_object
+    get_backend: Final = _typed.get_backend
+    get_global_rank: Final = _typed.get_global_rank
+    get_group_rank: Final = _typed.get_group_rank
+    get_process_group_ranks: Final = _typed.get_process_group_ranks
+    get_rank: Final = _typed.get_rank
+    get_world_size: Final = _typed.get_world_size
+    grid: Final = _typed.grid
+    host_group: Final = _typed.host_group
+    irecv: Final = _typed.irecv
+    isend: Final = _typed.isend
+    local_slice: Final = _typed.local_slice
+    maxloc: Final = _typed.maxloc
+    minloc: Final = _typed.minloc
+    monitored_barrier: Final = _typed.monitored_barrier
+    new_group: Final = _typed.new_group
+    new_subgroups: Final = _typed.new_subgroups
+    new_subgroups_by_enumeration: Final = _typed.new_subgroups_by_enumeration
+    recv_object_list: Final = _typed.recv_object_list
+    reduce: Final = _typed.reduce
+    reduce_scatter: Final = _typed.reduce_scatter
+    reduce_scatter_single: Final = _typed.reduce_scatter_single
+    reduce_scatter_tensor: Final = _typed.reduce_scatter_tensor
+    scan: Final = _typed.scan
+    scatter: Final = _typed.scatter
+    scatter_object_list: Final = _typed.scatter_object_list
+    send_object_list: Final = _typed.send_object_list
+    sendrecv: Final = _typed.sendrecv
+    shard: Final = _typed.shard
+    split: Final = _typed.split
+    strict_sync: Final = _typed.strict_sync

@@ -117,6 +117,13 @@ class RankDiedError(NbParallelError, RuntimeError):
         The last lines it wrote to stderr.
     """
 
+    rank: int
+    pid: int
+    exit_code: int | None
+    signal_name: str | None
+    line: int | None
+    stderr: str
+
     def __init__(
         self,
         message: str,
@@ -146,6 +153,11 @@ class WorkerDiedError(NbParallelError, RuntimeError):
     task : str
         What it did.
     """
+
+    pid: int
+    exit_code: int | None
+    signal_name: str | None
+    task: str
 
     def __init__(
         self,
@@ -211,6 +223,9 @@ class CellTimeoutError(NbParallelError, TimeoutError):
     failures : Mapping[int, RankFailure]
         Where each rank was that had not finished.
     """
+
+    result: Any
+    failures: Mapping[int, Any]
 
     def __init__(
         self, message: str, *, result: Any = None, failures: Mapping[int, Any] | None = None
@@ -280,6 +295,10 @@ class HostBoundaryError(NbParallelError, ValueError):
 class HostLostError(NbParallelError, ConnectionError):
     """A host is gone, and its ranks with it; `host`, `ranks` and `reason` say which, and how it was seen."""
 
+    host: str
+    ranks: tuple[int, ...]
+    reason: str
+
     def __init__(
         self, message: str, *, host: str = "", ranks: tuple[int, ...] = (), reason: str = ""
     ) -> None:
@@ -307,6 +326,9 @@ class RemoteError(NbParallelError, RuntimeError):
     ename, evalue : str
         Name and message of the exception on the rank.
     """
+
+    ename: str
+    evalue: str
 
     def __init__(self, message: str, *, ename: str = "", evalue: str = "") -> None:
         super().__init__(message)

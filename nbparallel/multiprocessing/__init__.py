@@ -11,7 +11,45 @@ from typing import Any
 
 from nbparallel.multiprocessing.context import _default_context
 
-if typing.TYPE_CHECKING:  # its name alone would be one more of ours
+if typing.TYPE_CHECKING:  # its name alone would be one more of ours; the library's types are true of ours
+    from multiprocessing import Array as Array
+    from multiprocessing import AuthenticationError as AuthenticationError
+    from multiprocessing import Barrier as Barrier
+    from multiprocessing import BoundedSemaphore as BoundedSemaphore
+    from multiprocessing import BufferTooShort as BufferTooShort
+    from multiprocessing import Condition as Condition
+    from multiprocessing import Event as Event
+    from multiprocessing import JoinableQueue as JoinableQueue
+    from multiprocessing import Lock as Lock
+    from multiprocessing import Manager as Manager
+    from multiprocessing import Pipe as Pipe
+    from multiprocessing import Pool as Pool
+    from multiprocessing import Process as Process
+    from multiprocessing import ProcessError as ProcessError
+    from multiprocessing import Queue as Queue
+    from multiprocessing import RawArray as RawArray
+    from multiprocessing import RawValue as RawValue
+    from multiprocessing import RLock as RLock
+    from multiprocessing import Semaphore as Semaphore
+    from multiprocessing import SimpleQueue as SimpleQueue
+    from multiprocessing import TimeoutError as TimeoutError
+    from multiprocessing import Value as Value
+    from multiprocessing import active_children as active_children
+    from multiprocessing import allow_connection_pickling as allow_connection_pickling
+    from multiprocessing import cpu_count as cpu_count
+    from multiprocessing import current_process as current_process
+    from multiprocessing import freeze_support as freeze_support
+    from multiprocessing import get_all_start_methods as get_all_start_methods
+    from multiprocessing import get_context as get_context
+    from multiprocessing import get_logger as get_logger
+    from multiprocessing import get_start_method as get_start_method
+    from multiprocessing import log_to_stderr as log_to_stderr
+    from multiprocessing import parent_process as parent_process
+    from multiprocessing import reducer as reducer
+    from multiprocessing import set_executable as set_executable
+    from multiprocessing import set_forkserver_preload as set_forkserver_preload
+    from multiprocessing import set_start_method as set_start_method
+
     from nbparallel.multiprocessing.workers.executor import Executor as Executor
     from nbparallel.multiprocessing.workers.joblib_registration import register_joblib as register_joblib
     from nbparallel.multiprocessing.workers.loading.collation import default_collate as default_collate
@@ -51,12 +89,12 @@ _OURS = {
 _ON_DEMAND = {name: module for module, names in _OURS.items() for name in names}
 _ELSEWHERE = {"ProcessPoolExecutor": "Executor", "SpawnContext": "ProcessContext"}
 """Names of concurrent.futures and torch -> ours."""
-_LIBRARY = [name for name in dir(_default_context) if not name.startswith("_")]
+_LIBRARY: list[str] = [name for name in dir(_default_context) if not name.startswith("_")]
 globals().update((name, getattr(_default_context, name)) for name in _LIBRARY)
-__all__ = [*_LIBRARY, *_ON_DEMAND]  # noqa: PLE0604
+__all__: list[str] = [*_LIBRARY, *_ON_DEMAND]  # noqa: PLE0604
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     if name in _ON_DEMAND:
@@ -73,6 +111,10 @@ def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}: use {_ELSEWHERE[name]!r}")
     raise importlib.import_module("nbparallel.errors").misspelt(name, __name__, __all__)
+
+
+if not typing.TYPE_CHECKING:  # a checker would take every name for one of this module
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

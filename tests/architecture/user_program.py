@@ -1,6 +1,7 @@
 """A user's program, for the type checker: what each public call returns.  Never run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing.queues import Queue
 from typing import Any, assert_type
 
 import numpy as np
@@ -8,9 +9,11 @@ import numpy.typing as npt
 
 import nbparallel as nbp
 import nbparallel.distributed as dist
+import nbparallel.multiprocessing as mp
+from nbparallel import sharing
 from nbparallel.errors import ParallelError
 from nbparallel.session import Examination, PendingCell, RankResult, SessionNames, examine
-from nbparallel.sharing import Access, Mapping, SegmentSource, Strategy
+from nbparallel.sharing import Access, SegmentSource, Strategy
 
 
 def cells() -> None:
@@ -53,7 +56,20 @@ def operations(x: npt.NDArray[np.float64]) -> None:
     if dist.is_initialized():
         assert_type(dist.is_initialized(), bool)
     dist.init_process_group(init_method="env://", timeout=60)
-    assert_type(dist.all_reduce(x, dist.ReduceOp.MAX), Any)
+    assert_type(dist.all_reduce(x, dist.ReduceOp.MAX), npt.NDArray[np.float64])
+    assert_type(dist.all_reduce(3), int)
+    assert_type(dist.all_reduce(True), int)
+    assert_type(dist.all_reduce(3, "avg"), float)
+    assert_type(dist.all_reduce(x, async_op=True), dist.Work)
+    assert_type(dist.broadcast("text", src=0), str)
+    assert_type(dist.broadcast(None), Any)
+    assert_type(dist.all_gather("text"), list[str])
+    assert_type(dist.barrier(), None)
+    assert_type(dist.shard(["a", "b"]), list[str])
+    assert_type(dist.exscan(3), int | None)
+    root_has = dist.reduce(x, dst=0)
+    if dist.get_rank() == 0:
+        root_has.sum()
     total: float = dist.all_reduce(1.5)
     dist.send(total, dst=1, tag=3)
     received: npt.NDArray[np.float64] = dist.recv(src=0, tag=3)
@@ -74,7 +90,29 @@ def operations(x: npt.NDArray[np.float64]) -> None:
     grid = dist.grid((0, 0), periodic=True)
     assert_type(grid, dist.CartesianGrid)
     assert_type(grid.shift(0), tuple[int, int])
-    assert_type(dist.maxloc(dist.scan(x)), Any)
+    assert_type(dist.scan(x), npt.NDArray[np.float64])
+
+
+def double(x: int) -> int:
+    """Be what processes call."""
+    return 2 * x
+
+
+def processes() -> None:
+    """Use the drop-in as the library."""
+    queue: Queue[int] = mp.Queue()
+    assert_type(queue.get(timeout=1), int)
+    process = mp.Process(target=double, args=(1,), daemon=True)
+    process.start()
+    assert_type(process.exitcode, int | None)
+    with mp.Pool(2) as pool:
+        assert_type(pool.map(double, [1, 2]), list[int])
+    context = mp.get_context("spawn")
+    context.Process(target=double, args=(1,)).join()
+    assert_type(mp.cpu_count(), int)
+    with mp.Executor(2) as executor:
+        executor.submit(double, 1)
+    mp.spawn(train, (3,), nprocs=2)
 
 
 def failures(session: nbp.Session) -> str:
@@ -82,7 +120,10 @@ def failures(session: nbp.Session) -> str:
     try:
         session.run("1 / 0")
     except ParallelError as error:
+        assert_type(error.errors, Mapping[int, Exception])
         return str(error)
+    except nbp.RankDiedError as error:
+        assert_type((error.rank, error.signal_name), tuple[int, str | None])
     return ""
 
 
@@ -93,9 +134,20 @@ def train(rank: int, steps: int) -> None:
 class Own(Strategy):
     """A strategy of a user's, as far as types go."""
 
-    name = "own"
-    unavailable_reason = None
-    needs_clean_up = False
+    @property
+    def name(self) -> str:
+        """Name by which users choose it."""
+        return "own"
+
+    @property
+    def unavailable_reason(self) -> str | None:
+        """None: it works everywhere."""
+        return None
+
+    @property
+    def needs_clean_up(self) -> bool:
+        """Return whether segments have names."""
+        return False
 
     def create(
         self, nbytes: int, content: memoryview | None = None, intend: Callable[[str], None] = print
@@ -108,7 +160,7 @@ class Own(Strategy):
         """Open a segment of another process."""
         raise NotImplementedError
 
-    def map(self, source: SegmentSource, access: Access) -> Mapping:
+    def map(self, source: SegmentSource, access: Access) -> sharing.Mapping:
         """Map a segment."""
         raise NotImplementedError
 

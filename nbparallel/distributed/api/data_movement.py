@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from nbparallel.distributed.api.operation_base import (
     GroupLike,
     OperationBase,
+    T,
     Timeout,
     predefined,
     untraced,
@@ -29,6 +30,7 @@ from nbparallel.distributed.collectives.group_collectives import GroupCollective
 from nbparallel.distributed.collectives.movements import ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, SCATTER
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.runtime.shared_arrays import as_operand
+from nbparallel.distributed.work import Work
 from nbparallel.errors import ReadOnlyArrayError
 
 
@@ -40,6 +42,58 @@ class DataMovement(OperationBase):
     ``view=True`` arrays in shared memory are not copied: read-only views of them return, which show what
     their owner writes later (of tensors, views that can be written to).
     """
+
+    @overload
+    def broadcast(
+        self,
+        tensor: None,
+        src: int | None = None,
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        group_src: int | None = None,
+        *,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> Any: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: T,
+        src: int | None = None,
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        group_src: int | None = None,
+        *,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> T: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        group: GroupLike = None,
+        *,
+        async_op: Literal[True],
+        group_src: int | None = None,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> Work: ...
+
+    @overload
+    def broadcast(
+        self,
+        tensor: Any,
+        src: int | None = None,
+        group: GroupLike = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+        *,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> Any: ...
 
     @predefined
     def broadcast(
@@ -105,6 +159,41 @@ class DataMovement(OperationBase):
                 )
             return call.move(BROADCAST, (tensor,) if mine else (), root=root)
         return call.run(GroupCollectives.broadcast, NonblockingCalls.broadcast, tensor, root)
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: T,
+        *,
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> list[T]: ...
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: Any = ...,
+        tensor: Any = ...,
+        group: GroupLike = None,
+        *,
+        async_op: Literal[True],
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> Work: ...
+
+    @overload
+    def all_gather(
+        self,
+        tensor_list: Any = ...,
+        tensor: Any = ...,
+        group: GroupLike = None,
+        async_op: bool = False,
+        *,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> Any: ...
 
     @predefined
     def all_gather(
@@ -185,6 +274,48 @@ class DataMovement(OperationBase):
             self.all_gather(row, x, group, async_op) for row, x in zip(rows, input_tensor_list, strict=True)
         ]
         return self._combine(found, name) if async_op else output_tensor_lists
+
+    @overload
+    def gather(
+        self,
+        tensor: T,
+        gather_list: Any = None,
+        dst: int | None = None,
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        group_dst: int | None = None,
+        *,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> list[T] | Any: ...
+
+    @overload
+    def gather(
+        self,
+        tensor: Any,
+        gather_list: Any = None,
+        dst: int | None = None,
+        group: GroupLike = None,
+        *,
+        async_op: Literal[True],
+        group_dst: int | None = None,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> Work: ...
+
+    @overload
+    def gather(
+        self,
+        tensor: Any,
+        gather_list: Any = None,
+        dst: int | None = None,
+        group: GroupLike = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+        *,
+        view: bool = False,
+        timeout: Timeout = None,
+    ) -> Any: ...
 
     @predefined
     def gather(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, Timeout, untraced
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, T, Timeout, untraced
 from nbparallel.distributed.arguments import deadline, part_of
 from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
 from nbparallel.distributed.data_parallel.buckets import BUCKET, ONE
@@ -61,7 +61,7 @@ class DataParallel(OperationBase):
         return part_of(count, state.index, len(state.ranks))
 
     @untraced
-    def shard(self, x: Any, group: GroupLike = None) -> Any:
+    def shard(self, x: T, group: GroupLike = None) -> T:
         """Return this rank's part of `x` along axis 0: ``x[local_slice(len(x))]``.
 
         No other rank has to call it.
@@ -81,15 +81,17 @@ class DataParallel(OperationBase):
         TypeError, ValueError
             `x` cannot be divided, or this rank is not in the group.
         """
+        whole: Any = x
         if isinstance(x, np.ndarray) or is_tensor(x):
-            if x.ndim == 0:
+            if whole.ndim == 0:
                 raise ValueError("shard divides an array along axis 0, and this one has no axis")
         elif not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray):
             where = "dist.local_slice(len(x)) says which part is this rank's"
             if hasattr(x, "iloc"):  # of pandas
                 where = "`x.iloc[dist.local_slice(len(x))]` is this rank's part of `x`"
             raise TypeError(f"shard divides an array or a list, not {type(x).__name__}; {where}")
-        return x[self.local_slice(len(x), group)]
+        part: T = whole[self.local_slice(len(whole), group)]
+        return part
 
     @untraced
     def batches(

@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
-from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, Timeout
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, T, Timeout
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.collectives.variants import pairs_of
+from nbparallel.distributed.work import Work
 from nbparallel.wire.control import Operation
 
 
 class MpiReductions(OperationBase):
     """Operations that combine the values of all members of a group; all of them must call the same."""
+
+    @overload
+    def scan(
+        self,
+        tensor: T,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout: Timeout = None,
+    ) -> T: ...
+
+    @overload
+    def scan(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        group: GroupLike = None,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout = None,
+    ) -> Work: ...
+
+    @overload
+    def scan(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: bool = False,
+        *,
+        timeout: Timeout = None,
+    ) -> Any: ...
 
     def scan(
         self,
@@ -55,6 +89,39 @@ class MpiReductions(OperationBase):
         """
         call = self._operation("scan", group, timeout, async_op)
         return call.run(GroupCollectives.scan, NonblockingCalls.scan, tensor, op)
+
+    @overload
+    def exscan(
+        self,
+        tensor: T,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout: Timeout = None,
+    ) -> T | None: ...
+
+    @overload
+    def exscan(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        group: GroupLike = None,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout = None,
+    ) -> Work: ...
+
+    @overload
+    def exscan(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: bool = False,
+        *,
+        timeout: Timeout = None,
+    ) -> Any: ...
 
     def exscan(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from nbparallel.distributed.api.operation_base import (
     GroupLike,
     OperationBase,
+    T,
     Timeout,
     predefined,
     untraced,
@@ -28,10 +29,66 @@ from nbparallel.distributed.arguments import (
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.runtime.shared_arrays import as_operand
+from nbparallel.distributed.work import Work
 
 
 class Reductions(OperationBase):
     """Operations that combine the values of all members of a group; all of them must call the same."""
+
+    @overload
+    def all_reduce(  # type: ignore[overload-overlap]
+        self,
+        tensor: int,
+        op: Literal["avg"],
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout: Timeout = None,
+    ) -> float: ...
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: bool,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout: Timeout = None,
+    ) -> int: ...
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: T,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        *,
+        timeout: Timeout = None,
+    ) -> T: ...
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        group: GroupLike = None,
+        *,
+        async_op: Literal[True],
+        timeout: Timeout = None,
+    ) -> Work: ...
+
+    @overload
+    def all_reduce(
+        self,
+        tensor: Any,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: bool = False,
+        *,
+        timeout: Timeout = None,
+    ) -> Any: ...
 
     @predefined
     def all_reduce(
@@ -78,6 +135,34 @@ class Reductions(OperationBase):
             context.failed(error)
             raise
         return value
+
+    @overload
+    def barrier(
+        self,
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        device_ids: object = None,
+        timeout: Timeout = None,
+    ) -> None: ...
+
+    @overload
+    def barrier(
+        self,
+        group: GroupLike = None,
+        *,
+        async_op: Literal[True],
+        device_ids: object = None,
+        timeout: Timeout = None,
+    ) -> Work: ...
+
+    @overload
+    def barrier(
+        self,
+        group: GroupLike = None,
+        async_op: bool = False,
+        device_ids: object = None,
+        timeout: Timeout = None,
+    ) -> Any: ...
 
     @predefined
     def barrier(
@@ -152,6 +237,45 @@ class Reductions(OperationBase):
         once = {i: self.all_reduce(tensors[i], op, group, async_op) for i in firsts.values()}
         found = [once[i] for i in first]
         return self._combine(found, "all_reduce_coalesced") if async_op else found
+
+    @overload
+    def reduce(
+        self,
+        tensor: T,
+        dst: int | None = None,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: Literal[False] = False,
+        group_dst: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> T | Any: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        op: str = "sum",
+        group: GroupLike = None,
+        *,
+        async_op: Literal[True],
+        group_dst: int | None = None,
+        timeout: Timeout = None,
+    ) -> Work: ...
+
+    @overload
+    def reduce(
+        self,
+        tensor: Any,
+        dst: int | None = None,
+        op: str = "sum",
+        group: GroupLike = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Any: ...
 
     @predefined
     def reduce(

@@ -56,9 +56,9 @@ def argument_tuple(args: Any) -> tuple[Any, ...]:
 class ValueProcess(library.BaseProcess):
     """A process of the library that travels by value and may have children even if it is daemonic."""
 
-    ends_with_parent = False
+    ends_with_parent: bool = False
     """Whether it ends with its parent, however that ends, as daemonic ones do; to be set before the start."""
-    interrupts_late = False
+    interrupts_late: bool = False
     """Whether SIGINT is blocked in it until its target calls `begin_interrupts`; to be set before start."""
 
     def __init__(

@@ -68,6 +68,13 @@ class SupervisorLaunch:
     It has no thread, and does nothing in a forked child of this process.
     """
 
+    session: str
+    seed: int
+    log: int
+    control: Channel
+    segments: Channel
+    popen: subprocess.Popen[bytes]
+
     def __init__(self, start_method: str = "forkserver", folder: str = "", semaphores: str = "") -> None:
         self.start_method = start_method
         self.session = secrets.token_hex(7)

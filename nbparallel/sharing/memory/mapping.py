@@ -19,7 +19,7 @@ import enum
 import mmap
 import weakref
 from collections import deque
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,8 @@ class Access(enum.Enum):
     PRIVATE = "private"
     """Copy-on-write: what is written stays in this process."""
 
-    __hash__ = object.__hash__  # `Enum`'s is written in Python, and every attach looks up a few
+    if not TYPE_CHECKING:  # for a checker it is `Enum`'s
+        __hash__ = object.__hash__  # `Enum`'s is written in Python, and every attach looks up a few
 
 
 class Lease(weakref.ref[Root]):
@@ -82,6 +83,9 @@ class Mapping:
     """
 
     __slots__ = ("_lease", "_memory", "_populated", "access", "address", "nbytes")
+    access: Access
+    address: int
+    nbytes: int
 
     def __init__(self, memory: mmap.mmap, access: Access, address: int | None = None) -> None:
         self._memory: mmap.mmap | None = memory
