@@ -6,12 +6,13 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PYTEST := $(BIN)/python -m pytest
 REPEAT ?= 50
+PINS   ?= -r requirements/test.txt
 WORKERS ?= 2
 ARGS   ?=
 SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest test-pythons test-lab picture lab torch dask mpi lint bench sweep docs dist lock clean
+.PHONY: help setup demo test test-all test-rest test-pythons test-newest test-oldest test-lab picture lab torch dask mpi lint bench sweep docs dist lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
@@ -28,7 +29,13 @@ test-all: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long 
 test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## a sixteenth of the slow tests, and of what `make test` left out of matrices
 	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
-test-pythons:  ## after `make test`: all tests on the newest CPython that is installed, the quick ones on the others
+test-newest:  ## the quick tests with today's release of every dependency, in .venv-newest
+	@ROWS=newest ARGS="$(ARGS)" .ci/test-pythons $(PYTHON)
+
+test-oldest:  ## the quick tests with the oldest dependencies that pyproject.toml allows, in .venv-oldest
+	@ROWS=oldest ARGS="$(ARGS)" .ci/test-pythons $(PYTHON)
+
+test-pythons:  ## after `make test`: the quick tests on CPython 3.11 to 3.15, with the oldest and newest dependencies
 	@ARGS="$(ARGS)" .ci/test-pythons $(PYTHON)
 
 test-lab: $(VENV)/lab-tests  ## panel and timeline in a real JupyterLab (needs Debian's chromium); pictures in build/
@@ -83,7 +90,7 @@ lock:  ## renew the exact versions of the test environment
 	@mv build/test.txt requirements/test.txt
 
 clean:  ## remove the environment and what tools left
-	@rm -rf .venv .venv-3.* build dist docs/reference/generated .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf .venv .venv-* build dist docs/reference/generated .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -94,7 +101,7 @@ $(VENV)/python:
 	@touch $@
 
 $(VENV)/ready: $(VENV)/python requirements/test.txt pyproject.toml
-	@$(PIP) install -r requirements/test.txt
+	@$(PIP) install $(PINS)
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -1,8 +1,10 @@
 """Every test runs under the leak check and the hang watchdog of `nbparallel.testing`."""
 
+import contextlib
 import os
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import hypothesis
@@ -39,6 +41,17 @@ FAULT_FILES = {
     "test_losses.py",
     "test_every_frame.py",
 }
+
+
+def pytest_report_header() -> str:
+    """Name what is installed in another version than the pinned one: what fails may be news of theirs."""
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements/test.txt").read_text(), re.MULTILINE))
+    found = []
+    for name, pin in pins.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            if (version := metadata.version(name)) != pin:
+                found.append(f"{name} {version} ({pin})")
+    return "other than the pins: " + (", ".join(found) or "nothing")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
