@@ -164,7 +164,9 @@ def test_a_queued_cell_has_the_settings_of_its_thread(two_ranks: Session) -> Non
         "import decimal, numpy as np; (np.geterr()['divide'], decimal.getcontext().prec)", queue=True
     )
     first.result()
-    assert second.result().values == [("raise", 7)] * 2
+    # numpy 1 keeps them for each thread by itself, where no other one can look
+    divide = "raise" if np.__version__ >= "2" else "warn"
+    assert second.result().values == [(divide, 7)] * 2
 
 
 def test_what_cannot_travel_is_left_out(two_ranks: Session, capsys: pytest.CaptureFixture[str]) -> None:

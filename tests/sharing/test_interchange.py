@@ -68,7 +68,8 @@ def test_numpy_takes_it_without_a_copy(strategy):
     for view in views:
         assert np.shares_memory(view, x)
         assert nbp.is_shared(view), type(view)
-    assert same_memory(x, np.from_dlpack(x))
+    if np.from_dlpack(x).flags.writeable:  # from numpy 2.1 on
+        assert same_memory(x, np.from_dlpack(x))
 
 
 @every_strategy

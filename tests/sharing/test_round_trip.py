@@ -17,6 +17,8 @@ from nbparallel.sharing import is_shared, share, zeros
 from nbparallel.sharing.memory.array_layout import describe_dtype
 from nbparallel.testing.tiers import examples
 
+byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
+
 DTYPES = hnp.scalar_dtypes() | hnp.array_dtypes(
     st.sampled_from([np.dtype("<i2"), np.dtype(">f8"), np.dtype("M8[s]"), np.dtype("S3")]),
     allow_subarrays=True,
@@ -66,7 +68,7 @@ def test_any_view_arrives_as_what_it_is(exchange, array):
     shared = sender.share(array)
     assert sender.is_shared(shared)
     assert same(shared, array)
-    low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
+    low, high = byte_bounds(array) if array.size else (0, 0)
     if high - low <= array.nbytes:
         assert shared.strides == array.strides
     arrived = receiver.attach(sender.handle(shared))

@@ -12,6 +12,8 @@ from nbparallel.sharing.memory.array_layout import check_handle
 from nbparallel.testing.tiers import examples
 from nbparallel.wire.handles import ArrayHandle
 
+byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
+
 NUMBERS = [0, 1, -1, 7, 8, 4095, 4096, 4097, 1 << 12, 1 << 31, 1 << 32, 1 << 40, (1 << 40) + 1, 1 << 62]
 NUMBERS += [(1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, -(1 << 63), -(1 << 63) - 1, 1 << 200]
 ODD = [None, "8", b"8", 8.0, float("nan"), True, (), [], (8,), [8], {}, object(), np.int64(8), np.zeros(1)]
@@ -75,7 +77,7 @@ def inside(array, store, nbytes):
     while isinstance(root.base, np.ndarray):
         root = root.base
     assert root.nbytes == nbytes
-    low, high = np.lib.array_utils.byte_bounds(array)
+    low, high = byte_bounds(array)
     if array.size:
         start = root.ctypes.data
         assert start <= low <= high <= start + root.nbytes

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from numpy.lib.array_utils import byte_bounds
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError
 from nbparallel.sharing.memory.array_layout import describe_dtype, extent, rebuild_dtype
+
+byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
 
 SPECIAL = [
     np.dtype([("a", "i1"), ("b", "<f8", (2, 3))], align=True),

@@ -14,6 +14,8 @@ from nbparallel.distributed.races.recording.doors import doors
 from nbparallel.distributed.races.recording.traced_array import TracedArray, plain, recording, trace
 from nbparallel.distributed.races.recording.user_lines import UserLines, label_function
 
+byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
+
 SEGMENT = 7
 OFFSET = 1000
 """Of the memory in the segment."""
@@ -25,13 +27,13 @@ class Memory:
 
     def __init__(self, *arrays: np.ndarray[Any, Any], filename: str = __file__) -> None:
         self.arrays = arrays
-        self.lines = UserLines(label_function(filename, lambda name: ""))
+        self.lines = UserLines(label_function(filename))
         self.recorder = AccessRecorder(self._locate, self.lines)
 
     def _locate(self, array: np.ndarray[Any, Any]) -> tuple[int, int] | None:
         address = plain(array).__array_interface__["data"][0]
         for number, one in enumerate(self.arrays):
-            low, high = np.lib.array_utils.byte_bounds(one)
+            low, high = byte_bounds(one)
             if low <= address < high:
                 return SEGMENT + number, OFFSET + address - low
         return None

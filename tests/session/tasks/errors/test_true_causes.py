@@ -223,7 +223,7 @@ def test_causes_and_notes_of_each_rank_are_shown(two_ranks: Session) -> None:
     """One traceback for ranks that failed in the same way says of each what it was."""
     with pytest.raises(ParallelError, match="could not load") as caught:
         two_ranks.run("try: open(f'/no/{rank}')\nexcept OSError as e: raise KeyError('could not load')")
-    shown = "\n".join(caught.value.rendering)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(caught.value.rendering))
     for rank in (0, 1):
         assert f"rank {rank}: FileNotFoundError: [Errno 2] No such file or directory: '/no/{rank}'" in shown
     assert shown.count("----> 1 try") == shown.count("KeyError: 'could not load'") == 1
