@@ -153,7 +153,7 @@ def _built(form: Any) -> np.dtype[Any]:
         dtype: np.dtype[Any] = np.dtype(form)
     except _REFUSALS as error:
         raise InvalidHandleError(f"no dtype of a shared array: {error}") from error
-    if dtype.hasobject:
+    if dtype.hasobject or dtype.itemsize < 0:  # numpy 1 counts in 32 bits
         raise InvalidHandleError(f"no dtype of a shared array: {dtype}")
     return dtype
 
