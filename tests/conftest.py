@@ -43,6 +43,23 @@ FAULT_FILES = {
 }
 
 
+IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+FILTERS = [("ignore", None, category, None, 0) for category in IGNORED]
+
+
+@pytest.fixture(autouse=True)
+def ranks_have_pythons_filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give ranks the filters of Python: in a test's own process, which they follow, a warning is an error.
+
+    A test that says which filters it wants, or is about them, has its own on ranks too.
+    """
+    own = request.node.get_closest_marker("filterwarnings") is not None
+    if not own and request.path.name != "test_notebook_settings.py":
+        from nbparallel.session.names import notebook_settings
+
+        monkeypatch.setitem(notebook_settings.READERS, "warnings", lambda _: FILTERS)
+
+
 def pytest_report_header() -> str:
     """Name what is installed in another version than the pinned one: what fails may be news of theirs."""
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements/test.txt").read_text(), re.MULTILINE))

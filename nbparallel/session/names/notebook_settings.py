@@ -119,7 +119,7 @@ def _torch(torch: Any) -> Any:
     return torch.get_default_dtype()
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {
+READERS: dict[str, Callable[[Any], Any]] = {
     "os": _environment,
     "warnings": _filters,
     "logging": _logging,
@@ -147,7 +147,7 @@ class NotebookSettings:
     def current(self) -> Settings:
         """Return the settings as they are; the same object as before if nothing has changed."""
         changed = {}
-        for name, read in _READERS.items():
+        for name, read in READERS.items():
             if (module := sys.modules.get(name)) is None:
                 continue
             with suppress(*_UNREADABLE):
