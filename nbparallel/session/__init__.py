@@ -71,8 +71,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'nbparallel.session' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"nbparallel.session.{_HOMES[name]}"), name)
-    return value
+if not TYPE_CHECKING:  # a checker would take every name for one of this module
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'nbparallel.session' has no attribute {name!r}")
+        value = globals()[name] = getattr(importlib.import_module(f"nbparallel.session.{_HOMES[name]}"), name)
+        return value

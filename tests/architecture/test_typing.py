@@ -39,8 +39,9 @@ mp.Queue(size="1")
 mp.get_context("spawn").Proces
 nbp.Sesion(2)
 nbp.RankDiedError("").rang
+nbp.session.Sesion
 """
-WRONG_LINES = [3, 4, 5, 7, 8, 10, 11, 12, 13, 14]
+WRONG_LINES = [3, 4, 5, 7, 8, 10, 11, 12, 13, 14, 15]
 TENSORS = """import torch
 from typing import assert_type
 import nbparallel.distributed as dist

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -209,6 +210,12 @@ def test_the_page_of_an_index_has_absolute_links() -> None:
     """One setting makes each link of the README lead to the repository; empty, the page stays as it is."""
     page = (ROOT / "README.md").read_text()
     assert hatch_build.with_absolute_links(page, "") == page
+    for address in ("", "https://code.example/nbparallel"):
+        fields: dict[str, Any] = {}
+        hatch_build.IndexPage(str(ROOT), {"repository": address}).update(fields)
+        assert fields["readme"]["text"] == hatch_build.with_absolute_links(page, address)
+        assert all(link.startswith(f"{address}/") or link == address for link in fields["urls"].values())
+        assert ("Source" in fields["urls"]) == bool(address)
     made = hatch_build.with_absolute_links(page, "https://code.example/nbparallel/")
     links = re.findall(r'\]\(([^)\s]+)\)|\b(?:src|srcset)="([^"]+)"', made)
     assert len(links) >= 25
