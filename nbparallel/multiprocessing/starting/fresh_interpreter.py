@@ -6,6 +6,7 @@ import os
 from multiprocessing import popen_spawn_posix, resource_tracker, spawn, util
 from typing import Any
 
+from nbparallel.errors import StartError
 from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import pickle_process
 from nbparallel.wire.system import without_debugger
@@ -62,8 +63,15 @@ class SpawnPopen(popen_spawn_posix.Popen):
             with interrupts_blocked(late=process_obj.interrupts_late):
                 self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[arg-type]
             self.sentinel = parent_r
+            os.close(child_r)  # else what does not fit into the pipe waits for a child that is gone
+            child_r = None
             with open(parent_w, "wb", closefd=False) as file:
                 file.write(buffer.getbuffer())
+        except BrokenPipeError as error:
+            raise StartError(
+                f"{spawn.get_executable()!r}, process {self.pid}, ended before it had read what "
+                f"{process_obj.name} is to do"
+            ) from error
         finally:
             ends = [end for end in (parent_r, parent_w) if end is not None]
             self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]

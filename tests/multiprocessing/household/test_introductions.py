@@ -346,3 +346,21 @@ def test_answers_of_the_supervisor():
             begin(end, after=after)
         with pytest.raises(ProtocolError, match="INTRODUCE"):
             begin(lambda end: end.send(encode(Kind.IDLE, pack_client(FIRST_GUEST))), after=after)
+
+
+def test_an_interpreter_that_ends_at_once(tmp_path):
+    """A process whose interpreter ends before it has read its task is an error, not a wait without end."""
+    run_program(
+        LOOK
+        + """
+        ctx.set_executable("/bin/true")
+        try:
+            ctx.Process(target=len, args=(bytes(1 << 20),)).start()
+        except StartError as error:
+            assert "ended before it had read what" in str(error)
+        else:
+            raise AssertionError("it was started")
+        """,
+        tmp_path,
+        "spawn",
+    )
