@@ -66,6 +66,7 @@ def test_large_buffers_lie_once_in_a_segment(store):
     np.testing.assert_array_equal(loads(pickled.data, store)["x"], x)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # numpy's threads, from 3.12 on
 def test_private_mapping_through_a_second_process(store):
     """What a receiver in another process writes to its large buffer stays there."""
     pickled = dumps(np.zeros(LARGE), store)
