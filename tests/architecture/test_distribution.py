@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -14,6 +13,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -72,7 +72,9 @@ def succeed(command: Sequence[str | Path], where: Path, **options: object) -> st
 
 def need(module: str) -> None:
     """Skip where a tool of requirements/dist.txt is not installed."""
-    if importlib.util.find_spec(module) is None:
+    try:
+        metadata.distribution(module)  # not `find_spec`: the clone may have a folder of that name
+    except metadata.PackageNotFoundError:
         pytest.skip(f"{module} is not installed: `make dist` installs it")
 
 

@@ -9,17 +9,17 @@ import pkgutil
 import pytest
 
 KNOWN = {
-    "multiprocessing.connection:Connection._close": {"b7075b5f7eb7"},
-    "multiprocessing.pool:Pool._help_stuff_finish": {"3b5834eee960"},
-    "multiprocessing.pool:Pool._setup_queues": {"93a5b1107bfd"},
-    "multiprocessing.popen_forkserver:Popen._launch": {"68a951398cdc"},
-    "multiprocessing.popen_spawn_posix:Popen._launch": {"3fcd3c877c17", "52a575fcf945"},
-    "multiprocessing.queues:Queue._feed": {"a294238f3f78"},
-    "multiprocessing.queues:Queue._start_thread": {"a96ed302fe89", "5306a29d6b84"},
-    "multiprocessing.spawn:get_preparation_data": {"480422034ee4", "5c3d5066f936"},
-    "concurrent.futures.process:ProcessPoolExecutor._spawn_process": {"f1873217c091", "91d10943eb20"},
-    "concurrent.futures.process:ProcessPoolExecutor._start_executor_manager_thread": {"d58fd72ba73d"},
-    "concurrent.futures.process:_ExecutorManagerThread.run": {
+    "multiprocessing.connection.Connection._close": {"b7075b5f7eb7"},
+    "multiprocessing.pool.Pool._help_stuff_finish": {"3b5834eee960"},
+    "multiprocessing.pool.Pool._setup_queues": {"93a5b1107bfd"},
+    "multiprocessing.popen_forkserver.Popen._launch": {"68a951398cdc"},
+    "multiprocessing.popen_spawn_posix.Popen._launch": {"3fcd3c877c17", "52a575fcf945"},
+    "multiprocessing.queues.Queue._feed": {"a294238f3f78"},
+    "multiprocessing.queues.Queue._start_thread": {"a96ed302fe89", "5306a29d6b84"},
+    "multiprocessing.spawn.get_preparation_data": {"480422034ee4", "5c3d5066f936"},
+    "concurrent.futures.process.ProcessPoolExecutor._spawn_process": {"f1873217c091", "91d10943eb20"},
+    "concurrent.futures.process.ProcessPoolExecutor._start_executor_manager_thread": {"d58fd72ba73d"},
+    "concurrent.futures.process._ExecutorManagerThread.run": {
         "d49c6c0831ae", "df7868215040", "b7db1ddfe3bc",
     },
 }  # fmt: skip
