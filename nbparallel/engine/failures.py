@@ -42,6 +42,8 @@ _OURS = (
 )
 _DEEPEST = 200
 """Frames kept of a runaway recursion."""
+_MOST_PARTS = 1000
+"""Errors of a group that are counted: it may hold itself."""
 _SHOWN_PARTS = 10
 """Errors of a group that are shown."""
 
@@ -243,25 +245,26 @@ def _parts(error: BaseException) -> list[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return []
     parts: list[BaseException] = []
-    queue = list(reversed(error.exceptions))
-    while queue:
+    queue, seen = list(reversed(error.exceptions)), {id(error)}
+    while queue and len(parts) < _MOST_PARTS:
         part = queue.pop()
-        if isinstance(part, BaseExceptionGroup):
-            queue += reversed(part.exceptions)
-        else:
+        if not isinstance(part, BaseExceptionGroup):
             parts.append(part)
+        elif id(part) not in seen:
+            seen.add(id(part))
+            queue += reversed(part.exceptions)
     return parts
 
 
 def _parts_text(error: BaseException, shell: RankShell) -> str:
     """Return a line for each error in a group, of which IPython shows the number only."""
-    lines = []
-    for part in _parts(error):
+    lines, parts = [], _parts(error)
+    for part in parts[:_SHOWN_PARTS]:
         frames = _frames(traceback_of(part), shell)
         place = f" (line {frames[-1].line} of {frames[-1].filename})" if frames else ""
         lines.append(f"\n  {class_name(part)}: {text_of(part)}{place}")
-    more = f"\n  … and {len(lines) - _SHOWN_PARTS} more" if len(lines) > _SHOWN_PARTS else ""
-    return "".join(lines[:_SHOWN_PARTS]) + more
+    more = f"\n  … and {len(parts) - _SHOWN_PARTS} more" if len(parts) > _SHOWN_PARTS else ""
+    return "".join(lines) + more
 
 
 def _cause(error: BaseException) -> Cause:

@@ -9,6 +9,7 @@ knows already is left as it is.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import dataclasses
 import functools
@@ -130,7 +131,7 @@ def reduce_function(
     if getattr(function, "__type_params__", ()):
         attributes["__type_params__"] = function.__type_params__  # type: ignore[attr-defined]  # 3.12 on
     state = (attributes, function.__dict__, contents, _submodules(function, names))
-    values = None if module is None else _module_values(function, names.reads)
+    values = None if module is None else _module_values(function, names.reads - names.stores)
     arguments = function.__code__, module, references, values
     return rebuild_function, arguments, state, None, None, set_function_state
 
@@ -174,7 +175,8 @@ def set_function_state(function: types.FunctionType, state: tuple[Any, Any, Any,
     """Give a rebuilt function its defaults, its attributes, what its cells hold and the modules it uses."""
     attributes, extra, contents, modules = state
     for name in modules:
-        __import__(name)
+        with contextlib.suppress(ImportError):  # an attribute of that name may be meant: the code will say so
+            __import__(name)
     for name, value in attributes.items():
         setattr(function, name, value)
     function.__dict__.update(extra)
@@ -191,27 +193,31 @@ def make_function(
 ) -> types.FunctionType:
     """Rebuild a function with `main_globals` as its globals, or those of `module`.
 
-    Where `values`, what the sender's module has, differ from those of this process, the function has
-    globals of its own, as functions of no module have: those of the module with the sender's values.
+    `values` are what the sender's module has.  What is not set here, the function has as the sender's, in
+    globals of its own; where both are set and differ, those of this process count, which an initializer may
+    have made, and a warning says so.
     """
     if module is not None and values is not None:
         __import__(module)
         main_globals = sys.modules[module].__dict__
-        differing = {name: value for name, value in values[0].items() if _differs(main_globals, name, value)}
-        if lacking := [name for name in values[1] if main_globals.get(name) is None]:
-            warnings.warn(
-                f"{code.co_qualname} of module {module!r} reads {', '.join(lacking)}, which the sender set "
-                "since its import; here it is not set: pass it as an argument",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        main_globals = {**main_globals, **differing} if differing else main_globals
+        set_there = {name: value for name, value in values[0].items() if value is not None}
+        lacking = [name for name in values[1] if main_globals.get(name) is None]
+        differing = [name for name, value in set_there.items() if _differs(main_globals.get(name), value)]
+        for names, here in ((lacking, "which it is not here"), (differing, "and is something else here")):
+            if names:
+                warnings.warn(
+                    f"{code.co_qualname} of module {module!r} reads {', '.join(names)}: set by the process "
+                    f"that sent it, {here}; pass it as an argument",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        absent = {name: value for name, value in set_there.items() if main_globals.get(name) is None}
+        main_globals = {**main_globals, **absent} if absent else main_globals
     return types.FunctionType(code, main_globals, None, None, cells)
 
 
-def _differs(namespace: Mapping[str, Any], name: str, value: Any) -> bool:
-    here = namespace.get(name, namespace)
-    return type(here) is not type(value) or not (here == value or (here != here and value != value))
+def _differs(here: Any, value: Any) -> bool:
+    return here is not None and not (here == value or (here != here and value != value))
 
 
 def by_value(cls: type) -> bool:

@@ -276,6 +276,13 @@ def make(value):
     return lambda: (LATE, len(TABLE))
 def make_other():
     return lambda: MODEL
+N = 0
+def make_counter():
+    def count():
+        global N
+        N += 1
+        return N
+    return count
 """
 
 
@@ -290,8 +297,13 @@ def test_what_a_module_has_set_since_its_import_travels(tmp_path, store, monkeyp
     assert closure() == (42, 0)
     module.LATE = 42
     assert loads(data, store).__globals__ is vars(module)  # nothing differs: it is the module's own
-    with pytest.warns(RuntimeWarning, match="reads MODEL, which the sender set since its import"):
+    with pytest.warns(RuntimeWarning, match="reads MODEL: set by the process that sent it, which it is not"):
         loads(equal, store)
+    module.LATE = 7  # as an initializer has it: that counts
+    with pytest.warns(RuntimeWarning, match="reads LATE: set by the process that sent it, and is something"):
+        assert loads(data, store)() == (7, 0)
+    counter = dumps(module.make_counter(), store).data
+    assert [loads(counter, store)() for _ in range(3)] == [1, 2, 3]
     del sys.modules["late_module"]
 
 

@@ -19,17 +19,28 @@ from typing import Any
 
 
 def reduce_raised(carrier: Any) -> tuple[Any, ...]:
-    """Reduce an exception with its traceback; one that would not arrive becomes a `RemoteError`."""
-    from nbparallel.errors import RemoteError
+    """Reduce an exception with its traceback: pickled once, by itself, as its own code may raise anything."""
+    from nbparallel.errors.questions import ask, class_name
     from nbparallel.transfer.cell_sources import name_cells
     from nbparallel.transfer.pickling import dump_error
 
     rebuild, (error, text) = carrier.__reduce__()
-    if dump_error(error) is None:
-        last = "".join(traceback.format_exception_only(error)).strip()  # also if its __str__ raises
-        name = type(error).__name__
+    data = ask(lambda: dump_error(error), lambda: None)
+    name = class_name(error)
+    last = ask(lambda: "".join(traceback.format_exception_only(error)).strip(), lambda: name)
+    return rebuild_raised, (rebuild, data, name, last, name_cells(text))
+
+
+def rebuild_raised(rebuild: Any, data: bytes | None, name: str, last: str, text: str) -> Any:
+    """Rebuild an exception with its traceback; one that has not arrived is a `RemoteError`."""
+    from nbparallel.errors import RemoteError
+    from nbparallel.errors.questions import ask
+    from nbparallel.transfer.pickling import load_error
+
+    error = None if data is None else ask(lambda: load_error(data), lambda: None)
+    if error is None:
         error = RemoteError(f"{last} [it cannot be rebuilt]", ename=name, evalue=last.partition(": ")[2])
-    return rebuild, (error, name_cells(text))
+    return rebuild(error, text)
 
 
 RAISED: dict[type, Any] = {pool.ExceptionWithTraceback: reduce_raised}  # type: ignore[attr-defined]

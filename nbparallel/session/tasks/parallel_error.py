@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from nbparallel.errors import ParallelError, RankExitError, RemoteError, rank_list
-from nbparallel.errors.questions import CAUSE, text_of
+from nbparallel.errors.questions import CAUSE, ask, text_of
 from nbparallel.transfer.pickling import load_error
 from nbparallel.wire.messages import Cause, RankFailure
 
@@ -78,8 +78,9 @@ def rebuild(failure: RankFailure) -> Exception:
             reason = f"it cannot be rebuilt here ({type(error).__name__}: {_one_line(text_of(error), 200)})"
     kind = type(exception)  # no `isinstance`: it would believe the user's `__class__`
     if issubclass(kind, SystemExit):
-        code = exception.code
-        exception = RankExitError(f"rank {failure.rank} called sys.exit({code!r})", code=code)
+        code = ask(lambda: exception.code, lambda: None)
+        shown = ask(lambda: repr(code), lambda: "…")
+        exception = RankExitError(f"rank {failure.rank} called sys.exit({shown})", code=code)
     elif not issubclass(kind, Exception):
         text = f"{failure.ename}: {failure.evalue}" if failure.evalue else failure.ename
         exception = RemoteError(f"{text} [{reason}]", ename=failure.ename, evalue=failure.evalue)

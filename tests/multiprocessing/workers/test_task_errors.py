@@ -173,9 +173,28 @@ def check(call):
     else:
         raise AssertionError("nothing was raised")
 
+class Interrupting(Exception):
+    def __reduce_ex__(self, protocol):
+        raise KeyboardInterrupt
+
+class Exiting(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.text = text
+    def __setstate__(self, state):
+        raise SystemExit
+
+def fail_with(name):
+    raise globals()[name]("text")
+
 with ctx.Pool(1) as pool:
     worker = pool.apply(os.getpid)
     check(lambda: pool.apply(fail, (1,)))
+    for name in ("Interrupting", "Exiting"):
+        try:
+            pool.apply(fail_with, (name,))
+        except nbp.errors.RemoteError as error:
+            assert error.ename == name and "in fail_with" in str(error.__cause__), error
     assert pool.apply(os.getpid) == worker
 with mp.Executor(1) as executor:
     check(lambda: executor.submit(fail, 1).result())

@@ -20,6 +20,12 @@ PROGRAMS = {
     "delegates": ERROR.format("data = {}\n    def __getattr__(self, name): return self.data[name]"),
     "deep list": "x = []\nfor _ in range(1000): x = [x]\nraise ValueError(x)",
     "deep groups": "e = ValueError(1)\nfor _ in range(500): e = ExceptionGroup('g', [e])\nraise e",
+    "wide groups": "g = ValueError(1)\nfor _ in range(22): g = ExceptionGroup('g', [g, g])\nraise g",
+    "code": "class E(SystemExit):\n    code = property(lambda self: 1 / 0)\nraise E",
+    "setstate": ERROR.format(
+        "x = 1\n    def __init__(self, *a): self.y = 1\n"
+        "    def __setstate__(self, state): raise KeyboardInterrupt"
+    ),
     "class": ERROR.format(f"@property\n    def __class__(self): {RAISES}"),
     "cause": ERROR.format(f"@property\n    def __cause__(self): {RAISES}"),
     "reduce": ERROR.format("def __reduce_ex__(self, protocol): raise KeyboardInterrupt"),
@@ -47,10 +53,11 @@ def test_a_rank_survives_what_an_error_raises_when_it_is_asked(session: Session,
     with pytest.raises(ParallelError) as caught:
         session.run(PROGRAMS[name])
     last = PROGRAMS[name].count("\n") + 1
+    special = {"deep groups": "ExceptionGroup", "wide groups": "ExceptionGroup", "code": "E"}
     expected = {"repr": "ValueError", "Syst": "ValueError", "deep": "ValueError"}.get(name[:4], "Odd")
     for failure in caught.value.failures.values():
         if name != "in an operation":  # there it is an error of the operation
-            assert failure.ename == ("ExceptionGroup" if name == "deep groups" else expected)
+            assert failure.ename == special.get(name, expected)
             assert failure.line == last
     assert list(session.pull("kept")) == [name, name]
 
