@@ -6,12 +6,14 @@ import dis
 import functools
 import inspect
 import re
+import sys
 import warnings
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from types import CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
+_CACHE = dis.opmap["CACHE"]
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _READS = {
     dis.opmap[name]
@@ -24,11 +26,18 @@ _FRAME_METHODS = frozenset({"query", "eval"})
 """Methods of pandas' frames to which ``@name`` in a string is a variable."""
 _AT_NAME = re.compile(r"@([A-Za-z_]\w*)")
 _EVALUATED = frozenset({"eval", "exec"})
-_BY_NAME = frozenset((
-    "__main__", "cProfile", "eval", "evaluate", "exec", "globals", "locals", "pdb", "run_line_magic", "sql",
-    "timeit", "user_ns", "vars",
-))  # fmt: skip
-"""What code mentions that looks names up in strings: they are called, imported, or libraries' methods."""
+_ATTRIBUTES = {dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap}
+_SHIFTED = {dis.opmap["LOAD_ATTR"]} if sys.version_info >= (3, 12) else set()
+"""Their argument's low bit says whether it is a method's call."""
+_IMPORTED = "import"
+"""No name: what stands in place of one behind an import."""
+_IMPORTS = {dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]}
+_BY_NAME = frozenset(("cProfile", "eval", "exec", "globals", "locals", "pdb", "timeit", "vars"))
+"""Names that look names up in strings where code reads or imports them."""
+_OF_MODULES = frozenset(("eval", "evaluate", "sql", "timeit"))
+"""Functions of libraries that do: an object may have a method of that name that does not."""
+_ANYWHERE = frozenset(("__main__", "user_ns", ".sql"))
+"""Whatever they are attributes of."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _SCRIPT = re.compile(r"[^\s'\"]+\.py\b")
 _MOST_TEXT = 4000
@@ -47,16 +56,34 @@ class CodeNames:
     stores: set[str] = field(default_factory=set)
     """Globals that it binds or deletes."""
     mentioned: set[str] = field(default_factory=set)
-    """Every name and attribute in it."""
+    """Every name and attribute in it.  And ``pd.eval``, ``.globals``: what may look up names in strings."""
     words: set[str] = field(default_factory=set)
     """Every word in its strings."""
     scripts: set[str] = field(default_factory=set)
     """Every file name in them that ends in ``.py``."""
+    modules: set[str] = field(default_factory=set)
+    """Names of modules that it imports."""
 
 
-def looks_up_strings(mentioned: Set[str], words: Set[str]) -> bool:
+def looks_up_strings(mentioned: Set[str], words: Set[str], namespace: Mapping[str, object]) -> bool:
     """Whether code that mentions these names may take words in its strings for names."""
-    return not _BY_NAME.isdisjoint(mentioned) or "__main__" in words
+    if not _ANYWHERE.isdisjoint(mentioned) or "__main__" in words:
+        return True
+    if "run_line_magic" in mentioned and "run" in words:
+        return True
+    return any(_is_librarys(mark, namespace) for mark in mentioned if "." in mark)
+
+
+def _is_librarys(mark: str, namespace: Mapping[str, object]) -> bool:
+    """Whether ``owner.name`` is a function of a module, ``.name`` not a name of the notebook's own."""
+    owner, _, name = mark.partition(".")
+    if (owner or name) not in namespace:
+        return not owner
+    value = namespace[owner or name]
+    if isinstance(value, ModuleType):
+        return owner != name
+    is_function = owner in ("", name) and isinstance(value, BuiltinFunctionType | FunctionType)
+    return is_function and value.__module__ != "__main__"
 
 
 def instructions(code: CodeType) -> Iterator[tuple[int, int]]:
@@ -84,11 +111,29 @@ def _scan(code: CodeType, found: CodeNames) -> None:
     reads: set[str] = set()
     stores: set[str] = set()
     found.mentioned.update(names)
+    former = owner = ""
     for opcode, argument in instructions(code):
+        if opcode == _CACHE:
+            continue
+        former, owner = owner, ""
         if opcode == _LOAD_GLOBAL:
-            reads.add(names[argument >> 1])  # the low bit: whether a NULL is pushed (3.11 on)
+            owner = names[argument >> 1]  # the low bit: whether a NULL is pushed (3.11 on)
+            reads.add(owner)
         elif opcode in _READS:
-            reads.add(names[argument])
+            owner = names[argument]
+            reads.add(owner)
+        elif opcode in _IMPORTS:
+            owner = _IMPORTED
+            if names[argument] in _BY_NAME | _OF_MODULES:
+                found.mentioned.add("." + names[argument])
+        elif opcode in _ATTRIBUTES:
+            name = names[argument >> 1 if opcode in _SHIFTED else argument]
+            if name == "sql":
+                found.mentioned.add(".sql")
+            elif name in _OF_MODULES and former:
+                found.mentioned.add(("" if former in found.modules else former) + "." + name)
+        elif former == _IMPORTED and opcode in _STORES | _STORES_GLOBAL:
+            found.modules.add(names[argument])
         if opcode in _STORES:
             stores.add(names[argument])
         elif opcode in _STORES_GLOBAL:
@@ -99,6 +144,8 @@ def _scan(code: CodeType, found: CodeNames) -> None:
         found.doubtful |= reads & stores
         reads -= stores
     found.reads |= reads
+    found.mentioned.update("." + name for name in reads & _BY_NAME)
+    found.mentioned.update(f"{name}.{name}" for name in reads & _OF_MODULES - _BY_NAME)
     in_frames, evaluates = not _FRAME_METHODS.isdisjoint(names), not _EVALUATED.isdisjoint(reads)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nbparallel.errors import ParallelError
@@ -73,3 +74,36 @@ def test_a_word_that_cannot_travel_hinders_no_cell(two_ranks: Session) -> None:
     result = two_ranks.run("eval('1 + 1'), 'lock'", namespace={"lock": threading.Lock()})
     assert result.values == [(2, "lock")] * 2
     assert result.notes == ()
+
+
+class Model:
+    """Has methods of names that evaluate strings elsewhere."""
+
+    def eval(self) -> int:
+        """Do as torch's models."""
+        return 1
+
+    evaluate = timeit = eval
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "model.eval()",
+        "model.evaluate()",
+        "model.timeit()",
+        "evaluate(model)",
+        "sql[:1]",
+        "%time 1",
+        "use(model)",
+    ],
+)
+def test_methods_of_objects_look_nothing_up(two_ranks: Session, use: str) -> None:
+    """A model has an ``eval`` of its own: words of the cell send nothing, and move no array."""
+    data = np.zeros(9)
+    notebook = {"data": data, "model": Model(), "sql": "select"}
+    exec("def use(model): return model.eval(), 'data done'\nevaluate = use", notebook)
+    notebook["use"].__module__ = "__main__"
+    result = two_ranks.run(f"{use}\n('data done', 'data' in dir())", namespace=notebook)
+    assert result.values == [("data done", False)] * 2
+    assert notebook["data"] is data

@@ -47,6 +47,8 @@ class CellInputs:
         Bytes copied to move arrays; the caller fills it.
     words : set of str
         Words in strings of the cell and of those functions.
+    by_word : set of str
+        Names that only such words brought, and what these use.
     seen : set of str
         Names that were looked up, whether or not the notebook has them.
     broker : SegmentBroker
@@ -63,7 +65,7 @@ class CellInputs:
         self._main: Mapping[str, Any] = {} if main is None else main.__dict__
         self._arrays: list[str] = []
         self._mentioned: set[str] = set()
-        self._by_word: set[str] = set()
+        self.by_word: set[str] = set()
         self._with_tensors: list[Value] = []
         self._queue: list[tuple[str, str | None, bool]] = []
         self.seen: set[str] = set()
@@ -97,9 +99,9 @@ class CellInputs:
         self._take_queue(is_own, modules)
         if "__main__" in self._mentioned:
             self.words |= self._mentioned  # as ``__main__.x``
-        if looks_up_strings(self._mentioned, self.words):
+        if looks_up_strings(self._mentioned, self.words, self._namespace):
             found = self.words.union(*map(names_of_script, free.scripts)) - self.seen - free.assigned
-            self._by_word |= found
+            self.by_word |= found
             self._enqueue(sorted(found & self._namespace.keys()), None, doubtful=True)
             self._take_queue(is_own, modules)
         for name in modules:
@@ -117,7 +119,7 @@ class CellInputs:
                 try:
                     self._encode(name, user)
                 except UnpicklableError as error:
-                    if name in self._by_word:
+                    if name in self.by_word:
                         continue  # the cell may well not mean it, and an error about it says what to write
                     if user is None and is_own(name, value):
                         self.notes.append(f"{name} is only on ranks that assigned it: {error}")
@@ -193,8 +195,8 @@ class CellInputs:
         for name in names:
             if name not in self.seen and not is_ipythons(name):
                 self.seen.add(name)
-                if user in self._by_word:
-                    self._by_word.add(name)
+                if user in self.by_word:
+                    self.by_word.add(name)
                 if is_ipythons_function(name, self._namespace.get(name)):
                     continue
                 if name in self._namespace or (user is not None and name in self._main):

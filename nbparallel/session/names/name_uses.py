@@ -38,7 +38,7 @@ def find_uses(
     values, changed = inputs.values, free.changed
     stored, called = ([n for n in names if _is_copied(values.get(n))] for names in changed[:2])
     augmented = [name for name in changed.augmented if name in values]
-    kept = sorted((earlier & values.keys()) - free.assigned)
+    kept = sorted((earlier & values.keys()) - free.assigned - inputs.by_word)
     earlier |= free.assigned
     strings = (inputs.words & bindings.keys()) - values.keys() - free.assigned - PREDEFINED_NAMES
     found = (

@@ -266,3 +266,11 @@ def test_who_knows_what_changed_and_what_is_hidden(notebook: Notebook) -> None:
     assert [info.as_delivered for info in names["e"].ranks.values()] == [True] * 3
     assert (names["x"].hides, names["rank"].hides) == ("the notebook's", "the predefined")
     assert list(names["rank"].ranks) == [0, 2]
+
+
+def test_a_word_that_ranks_assigned_is_no_note(notebook: Notebook) -> None:
+    """A word in a string may not be meant: that ranks have a value of their own under it is not said."""
+    notebook.type("data = 2")
+    notebook.say("data = 1")
+    assert notebook.say("eval('1'), 'data done'") == []
+    assert notebook.values("data") == [1, 1, 1]
