@@ -109,6 +109,21 @@ for _ in range(2):
     )
 
 
+def test_torch_that_a_worker_loads_itself(tmp_path: Path) -> None:
+    """Whoever imports it in a fresh worker finds the worker's information there."""
+    run_program(
+        """
+def worker_init_fn(worker_id):
+    import torch.utils.data
+    assert torch.utils.data.get_worker_info().id == worker_id
+
+made = mp.DataLoader([1, 2], num_workers=1, worker_init_fn=worker_init_fn, start_method="spawn")
+assert len(list(made)) == 2
+""",
+        tmp_path,
+    )
+
+
 def test_torch_is_never_imported(tmp_path: Path) -> None:
     """Not by a loader, nor in its workers."""
     run_program(

@@ -19,6 +19,7 @@ from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
 from nbparallel.multiprocessing.starting.worker_threads import limit_threads
 from nbparallel.multiprocessing.workers.loading.batch_maker import END, BatchMaker
 from nbparallel.multiprocessing.workers.worker_failures import failure_of
+from nbparallel.wire.system import ImportHook
 
 _TORCH = "torch.utils.data._utils.worker"
 
@@ -157,9 +158,17 @@ def run_worker(
     worker.work(assignment.maker, info)
 
 
+_present: dict[str, WorkerInfo] = {}
+
+
 def _tell_torch(info: WorkerInfo) -> None:
-    if (torch := sys.modules.get(_TORCH)) is not None:
-        vars(torch)["_worker_info"] = info  # torch's datasets ask there
+    _present["info"] = info
+    ImportHook(_TORCH, f"{__name__}.answer_torch").install()  # what asks it may also be what loads it
+
+
+def answer_torch() -> None:
+    """Set what torch's datasets ask for; called when torch is there."""
+    vars(sys.modules[_TORCH])["_worker_info"] = _present["info"]
 
 
 class _Worker:
