@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import traceback
 import weakref
@@ -36,6 +37,8 @@ _END_SECONDS = 5.0
 
 
 RAISED[library._ExceptionWithTraceback] = reduce_raised
+# a forked child has none of these threads, but may be one of them: a callback of theirs can start workers
+os.register_at_fork(after_in_child=library._threads_wakeups.clear)
 
 
 class BrokenPoolError(WorkerDiedError, library.BrokenProcessPool):
@@ -330,7 +333,7 @@ class Executor(library.ProcessPoolExecutor):
 
     def _adjust_process_count(self) -> None:
         own: dict[str, Any] = vars(self)
-        processes = getattr(threading.current_thread(), "processes", own["_processes"])
+        processes = self._of_thread()["processes"]
         if own["_max_tasks_per_child"] is None:
             super()._adjust_process_count()
         elif len(processes) < own["_max_workers"]:
@@ -338,10 +341,16 @@ class Executor(library.ProcessPoolExecutor):
             # calls wait without end: https://github.com/python/cpython/issues/115634
             self._spawn_process()
 
+    def _of_thread(self) -> dict[str, Any]:
+        """Return where the processes and queues are: its own thread has what `shutdown` has taken from it."""
+        thread = threading.current_thread()  # another executor's in a call that one of its results brought
+        if isinstance(thread, ManagerThread) and thread.executor_reference() is self:
+            return vars(thread)
+        return {name[1:]: vars(self)[name] for name in _OF_THREAD}
+
     def _spawn_process(self) -> None:
         own: dict[str, Any] = vars(self)
-        thread = threading.current_thread()  # it has what `shutdown` has taken from the executor
-        owner = vars(thread) if isinstance(thread, ManagerThread) else {k[1:]: own[k] for k in _OF_THREAD}
+        owner = self._of_thread()
         given = own["_initializer"], own["_initargs"], own["_max_tasks_per_child"]
         queues = owner["call_queue"], owner["result_queue"]
         with late_interrupts():

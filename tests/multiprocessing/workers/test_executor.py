@@ -38,6 +38,32 @@ def test_calls_and_results(tmp_path: Path, method: str) -> None:
     )
 
 
+def test_a_call_of_a_callback_goes_to_its_own_executor(tmp_path: Path, method: str) -> None:
+    """A callback runs in the thread of one executor; what it submits to another is calculated there."""
+    run_program(
+        """
+        from concurrent.futures import Future
+
+        ended = Future()
+
+        def double(x):
+            return 2 * x, os.getpid()
+
+        with mp.Executor(1, ctx) as a, mp.Executor(1, ctx, **OPTIONS) as b:
+            def hand_on(first):
+                b.submit(double, first.result()[0]).add_done_callback(
+                    lambda second: ended.set_result((first.result(), second.result()))
+                )
+
+            a.submit(double, 1).add_done_callback(hand_on)
+            (two, one_pid), (four, other_pid) = ended.result(30)
+            assert (two, four) == (2, 4) and one_pid != other_pid
+        """.replace("OPTIONS", "{}" if method == "fork" else '{"max_tasks_per_child": 1}'),
+        tmp_path,
+        method,
+    )
+
+
 @pytest.mark.by_turns
 def test_exceptions_of_calls(tmp_path: Path, method: str) -> None:
     """A call's exception keeps its type, with the worker's traceback; what cannot travel fails alone."""
