@@ -28,5 +28,5 @@ def run_program(body: str, folder: Path, method: str = "fork", *, limit: float =
         [sys.executable, str(script)], capture_output=True, text=True, timeout=limit, cwd=folder, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert done.stderr == "", done.stderr
     return done.stdout

@@ -62,8 +62,8 @@ class _Stream:
         if any(fd == self._wake for fd, _ in poll.poll()):
             os.eventfd_read(self._wake)
 
-    def __del__(self) -> None:
-        os.close(self._wake)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._wake)  # a default: `os` may be gone when the interpreter ends
 
 
 class TaskSender(_Stream):
