@@ -275,9 +275,9 @@ def threads_from_environment(library: str) -> int:
 
 
 class ImportHook:
-    """Calls a function when a module is loaded; both are named only, so that nothing is loaded before."""
+    """Calls a function when a module is loaded; both may be named only, so that nothing is loaded before."""
 
-    def __init__(self, module: str, function: str) -> None:
+    def __init__(self, module: str, function: str | Callable[[], object]) -> None:
         self._module, self._function = module, function
 
     def install(self) -> None:
@@ -309,8 +309,11 @@ class ImportHook:
         return spec
 
     def _call(self) -> None:
-        module, _, name = self._function.rpartition(".")
-        getattr(import_module(module), name)()
+        function = self._function
+        if isinstance(function, str):
+            module, _, name = function.rpartition(".")
+            function = getattr(import_module(module), name)
+        function()
 
 
 JOBLIB = ImportHook(

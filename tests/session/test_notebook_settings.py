@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 
 from nbparallel.session import Session
+from nbparallel.session.names.notebook_settings import READERS
 from nbparallel.session.output import LineSink
 
 
@@ -140,6 +141,52 @@ def test_a_rank_keeps_what_its_cells_set(two_ranks: Session) -> None:
     assert two_ranks.run(seen).values == [("raise", "1", 3)] * 2
     np.seterr(divide="ignore")
     assert two_ranks.run(seen).values == [("ignore", "1", 3)] * 2
+
+
+def test_a_rank_keeps_what_the_statement_set_that_loads_the_library(two_ranks: Session) -> None:
+    """The notebook's options hold right behind the import, before a cell's own."""
+    pd.set_option("display.max_columns", 3)
+    cell = (
+        "def setup():\n"
+        "    import pandas as pd\n"
+        "    before = pd.get_option('display.max_columns')\n"
+        "    pd.set_option('display.max_columns', 7)\n"
+        "    return before\n"
+        "setup()"
+    )
+    try:
+        assert two_ranks.run(cell).values == [3, 3]
+        assert two_ranks.run("import pandas as pd\npd.get_option('display.max_columns')").values == [7, 7]
+    finally:
+        pd.reset_option("display.max_columns")
+
+
+def test_a_rank_keeps_the_dtype_that_its_cell_set(two_ranks: Session) -> None:
+    """Also if a function of the cell loads torch."""
+    pytest.importorskip("torch")
+    cell = "def setup():\n    import torch\n    torch.set_default_dtype(torch.float64)\nsetup()"
+    two_ranks.run(cell)
+    assert two_ranks.run("import torch\nstr(torch.zeros(1).dtype)").values == ["torch.float64"] * 2
+
+
+def test_a_library_that_the_notebook_loads_later_has_its_defaults(
+    two_ranks: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ranks have set of it before stays."""
+    with monkeypatch.context() as patch:
+        for name in ("pandas", "matplotlib", "decimal"):
+            patch.delitem(READERS, name)
+        two_ranks.run(
+            "import decimal, matplotlib, pandas as pd\n"
+            "pd.set_option('display.max_rows', 7); matplotlib.rcParams['lines.linewidth'] = 9\n"
+            "decimal.getcontext().prec = 5"
+        )
+    matplotlib.rcParams["figure.figsize"] = (2, 1)
+    seen = (
+        "(pd.get_option('display.max_rows'), matplotlib.rcParams['lines.linewidth'],\n"
+        " decimal.getcontext().prec, tuple(matplotlib.rcParams['figure.figsize']))"
+    )
+    assert two_ranks.run(seen).values == [(7, 9, 5, (2, 1))] * 2
 
 
 def test_environment_follows_but_for_the_ranks_own(

@@ -12,7 +12,10 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
+
+from nbparallel.wire.system import ImportHook
 
 _OWN_VARIABLES = frozenset((
     "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NBP_CLIENT", "NBP_OWNER",
@@ -81,23 +84,30 @@ def _numpy(numpy: Any, before: Any, now: Any) -> None:
 
 
 def _decimal(decimal: Any, before: Any, now: Any) -> None:
-    context = decimal.getcontext()
-    for number, name in enumerate(("prec", "rounding", "Emin", "Emax", "capitals", "clamp")):
-        if before is None or before[number] != now[number]:
+    context, default = decimal.getcontext(), decimal.DefaultContext
+    names = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+    if before is None:
+        traps = [signal for signal, is_on in default.traps.items() if is_on]
+        before = (*(getattr(default, name) for name in names), traps)
+    for number, name in enumerate(names):
+        if before[number] != now[number]:
             setattr(context, name, now[number])
-    if before is None or before[6] != now[6]:
+    if before[6] != now[6]:
         for signal in context.traps:
             context.traps[signal] = signal in now[6]
 
 
 def _pandas(pandas: Any, before: Any, now: Any) -> None:
+    if before is None:
+        options = pandas._config.config._registered_options
+        before = {key: option.defval for key, option in options.items()}
     for key, value in _changed(before, now).items():
         if pandas.get_option(key) != value:
             pandas.set_option(key, value)
 
 
 def _matplotlib(matplotlib: Any, before: Any, now: Any) -> None:
-    changed = _changed(before and before[0], now[0])
+    changed = _changed(before[0] if before else dict(dict.items(matplotlib.rcParamsDefault)), now[0])
     options = matplotlib.rcParams
     options.update({k: v for k, v in changed.items() if dict.get(options, k, _MISSING) != v})
     figures = _changed(before and before[1], now[1])
@@ -120,8 +130,9 @@ def _plotly(plotly: Any, before: Any, now: Any) -> None:
         plotly.templates.default = now[1]
 
 
-def _torch(torch: Any, _: Any, now: Any) -> None:
-    torch.set_default_dtype(now)
+def _torch(torch: Any, before: Any, now: Any) -> None:
+    if now != (before or torch.float32):
+        torch.set_default_dtype(now)
 
 
 _FOLLOWERS: Mapping[str, Callable[[Any, Any, Any], None]] = {
@@ -134,7 +145,7 @@ _FOLLOWERS: Mapping[str, Callable[[Any, Any, Any], None]] = {
     "plotly.io": _plotly,
     "torch": _torch,
 }
-"""Called with the module, and with what the notebook had before (None: nothing is known) and has now."""
+"""Called with the module, and with what the notebook had before (None: the defaults) and has now."""
 
 
 class FollowedSettings:
@@ -161,6 +172,8 @@ class FollowedSettings:
             if self._sent.get(name) != data:
                 self._sent[name] = data
                 self._waiting[name] = frozenset({name})
+                if name not in sys.modules:  # behind the import at once: a cell's own settings come later
+                    ImportHook(name, partial(self._settle, name)).install()
         self.settle()
 
     def settle(self) -> None:
@@ -168,24 +181,30 @@ class FollowedSettings:
         if not self._waiting:
             return
         for name, modules in list(self._waiting.items()):
-            if not any(map(_is_loaded, modules)):
-                continue
-            del self._waiting[name]
-            try:
-                now = pickle.loads(self._sent[name])
-                if name == "warnings":
-                    self._follow_filters(now)
-                    continue
-                before, self._values[name] = self._values.get(name), now
-                with warnings.catch_warnings(action="ignore"):  # about options that are deprecated
-                    _FOLLOWERS[name](sys.modules[name], before, now)
-            except Exception as error:  # noqa: BLE001  another version of a library, or what an option holds
-                sys.stderr.write(
-                    f"nbparallel: the notebook's settings of {name} are not the rank's: {error}\n"
-                )
+            if any(map(_is_loaded, modules)):
+                self._settle(name)
 
-    def _follow_filters(self, now: list[Any]) -> None:
-        """Put the notebook's filters of warnings behind those that cells of this rank have added."""
+    def _settle(self, name: str) -> None:
+        if name not in self._waiting:
+            return
+        missing = frozenset[str]()
+        try:
+            now = pickle.loads(self._sent[name])
+            if name == "warnings":
+                missing = self._follow_filters(now)
+            else:
+                with warnings.catch_warnings(action="ignore"):  # about options that are deprecated
+                    _FOLLOWERS[name](sys.modules[name], self._values.get(name), now)
+                self._values[name] = now
+        except Exception as error:  # noqa: BLE001  another version of a library, or what an option holds
+            sys.stderr.write(f"nbparallel: the notebook's settings of {name} are not the rank's: {error}\n")
+        if missing:
+            self._waiting[name] = missing
+        else:
+            self._waiting.pop(name, None)  # last: after an interrupt it still waits
+
+    def _follow_filters(self, now: list[Any]) -> frozenset[str]:
+        """Put the notebook's filters behind those that cells have added; return modules to wait for."""
         filters: list[Any] = []
         missing: set[str] = set()
         for action, text, (module, name), place, line in now:
@@ -202,8 +221,7 @@ class FollowedSettings:
         current[:] = [*own, *filters]
         with warnings.catch_warnings():
             pass  # the interpreter forgets what the former ones let through
-        if missing:
-            self._waiting["warnings"] = frozenset(missing)
+        return frozenset(missing)
 
 
 def _is_loaded(name: str) -> bool:
