@@ -20,7 +20,7 @@ import numpy as np
 from cloudpickle import cloudpickle
 
 from nbparallel.errors import NbParallelError, UnpicklableError
-from nbparallel.sharing.memory.file_mapping import VIEWS, FileView, view_of_file
+from nbparallel.sharing.memory.file_mapping import VIEWS, Files, FileView, view_of_file
 from nbparallel.transfer import cell_sources, definitions
 from nbparallel.transfer.blobs import ArrayStore, ByValue, CommonCopies, shared_copy
 from nbparallel.transfer.checksum import checksum_buffer
@@ -106,6 +106,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         target: type | None,
         reducers: MutableMapping[type, Any] | None = None,
         share_large: bool | CommonCopies = False,
+        files: Files | None = None,
     ) -> None:
         self.buffers: list[memoryview] = []
         self.share_large, self.as_library = share_large, reducers is not None
@@ -114,8 +115,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers, store))
         self.store, self.broker, self.main_globals = store, broker, main_globals
         self.apart, self.target = apart, target
-        # what ranks send each other has the values of that moment, as an array has that is sent
-        self.maps_files = self.as_library or (broker is not None and not isinstance(store, ByValue))
+        here = self.as_library or (broker is not None and not isinstance(store, ByValue))
+        self.map_files = files if here else None
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.segments: dict[int, None] = {}
         self.cells: dict[int, definitions.CellReference] = {}
@@ -179,7 +180,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def _reduce_file_view(self, array: np.ndarray[Any, Any]) -> Any:
         """Return what a `numpy.memmap`, or a view of one, is mapped again by; None: it is to be copied."""
-        view = view_of_file(array) if self.maps_files else None
+        view = self.map_files and view_of_file(array, self.map_files)
         return view and (FileView.open, (view,))
 
     def attach(self, array: np.ndarray[Any, Any], handle: ArrayHandle, rebuild: Any) -> Any:
@@ -228,6 +229,7 @@ def serialise(
     target: type | None = None,
     reducers: MutableMapping[type, Any] | None = None,
     share_large: bool | CommonCopies = False,
+    files: Files | None = None,
 ) -> Serialised:
     """Pickle `obj` without copying its large buffers; see `dumps` for what is common.
 
@@ -243,6 +245,8 @@ def serialise(
     share_large : bool or CommonCopies
         Private arrays and tensors of 256 KiB and more are copied into shared memory, which the receiver may
         write to; `CommonCopies` of arrays are mapped copy-on-write.
+    files : Files, optional
+        How the receiver maps the files of `numpy.memmap`; None: it gets the values of this moment.
     """
     file = io.BytesIO()
     options: dict[str, Any] = {
@@ -250,13 +254,14 @@ def serialise(
         "target": target,
         "reducers": reducers,
         "share_large": share_large,
+        "files": files,
     }
     pickler = _Pickler(file, store, broker, main_globals, **options)
     error = _failure(pickler, obj)
     if isinstance(error, (NbParallelError, MemoryError)):
         raise error
     if error is not None:
-        attempt = _attempt(store, broker, main_globals, reducers)
+        attempt = _attempt(store, broker, main_globals, reducers, files)
         raise UnpicklableError(explain(obj, error, name=name, attempt=attempt)) from error
     # getvalue copies nothing here; a file with an exported buffer cannot be closed when its cycle ends (3.13)
     return Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
@@ -267,7 +272,7 @@ def try_serialise(
 ) -> Serialised | None:
     """Pickle `obj` for this process into `file`, as `serialise` with `apart`; return None if that fails."""
     pickler = _Pickler(file, store, None, main_globals, apart=True, target=None)
-    pickler.maps_files = True
+    pickler.map_files = Files.PRIVATE
     failed = _failure(pickler, obj) is not None
     return None if failed else Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
 
@@ -297,11 +302,11 @@ def load_error(data: bytes) -> Any:
     return loads(data, ByValue(), name="an exception")
 
 
-def _attempt(store: ArrayStore, broker: Any, main_globals: Any, reducers: Any) -> Any:
+def _attempt(store: ArrayStore, broker: Any, main_globals: Any, reducers: Any, files: Files | None) -> Any:
+    options: dict[str, Any] = {"apart": False, "target": None, "reducers": reducers, "files": files}
+
     def attempt(part: Any) -> BaseException | None:
-        pickler = _Pickler(
-            io.BytesIO(), store, broker, main_globals, apart=False, target=None, reducers=reducers
-        )
+        pickler = _Pickler(io.BytesIO(), store, broker, main_globals, **options)
         return _failure(pickler, part)
 
     return attempt
@@ -322,6 +327,7 @@ def dumps(
     broker: Any = None,
     main_globals: Mapping[str, Any] | None = None,
     name: str | None = None,
+    files: Files | None = None,
 ) -> Pickled:
     """Turn any object into bytes for another process.
 
@@ -338,6 +344,8 @@ def dumps(
         process: functions carry copies of the globals that they read, as in cloudpickle.
     name : str, optional
         The user's name for the object, for errors.
+    files : Files, optional
+        As for `serialise`.
 
     Returns
     -------
@@ -356,9 +364,8 @@ def dumps(
         main_globals = definitions.current_main_globals()
         if main_globals is not None:
             return _dump_with_globals(obj, store, broker, main_globals, name)
-    return serialise(obj, store, broker=broker, main_globals=main_globals, name=name).pack(
-        store, broker=broker
-    )
+    made = serialise(obj, store, broker=broker, main_globals=main_globals, name=name, files=files)
+    return made.pack(store, broker=broker)
 
 
 def _dump_with_globals(

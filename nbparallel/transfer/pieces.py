@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbparallel.errors import NbParallelError, UnpicklableError
+from nbparallel.sharing.memory.file_mapping import Files
 from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.pickle_format import is_plain
 from nbparallel.transfer.pickling import serialise
@@ -71,7 +72,7 @@ class PieceWriter:
     store, broker, main_globals
         As for `transfer.pickling.dumps`.
     copy : bool
-        Copy large buffers now, because the objects may change before the message is made.
+        Copy large buffers now, because the objects may change before the message is made: they are results.
 
     Attributes
     ----------
@@ -88,6 +89,7 @@ class PieceWriter:
         copy: bool = False,
     ) -> None:
         self._store, self._broker, self._main_globals, self._copy = store, broker, main_globals, copy
+        self._files = None if copy else Files.SHARED
         self._stream = bytearray()
         self._pieces = Pieces()
         self.arrays: list[Any] = []
@@ -105,7 +107,9 @@ class PieceWriter:
             self._stream += pickle.dumps(obj, 5)
         else:
             try:
-                made = serialise(obj, self._store, broker=self._broker, main_globals=self._main_globals)
+                made = serialise(
+                    obj, self._store, broker=self._broker, main_globals=self._main_globals, files=self._files
+                )
             except UnpicklableError as error:
                 raise UnpicklableError(f"{name}: {error}") from error.__cause__
             number = len(pieces)

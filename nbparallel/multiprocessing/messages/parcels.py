@@ -37,12 +37,14 @@ class Packed(NamedTuple):
     """What `open_parcel` takes."""
 
 
-def pickle_message(obj: Any, mailbox: int = 0, copies: CallCopies | None = None) -> tuple[memoryview, int]:
-    """Return an ordinary pickle of `obj`, and the parcel that holds its memory."""
+def pickle_message(
+    obj: Any, mailbox: int = 0, copies: CallCopies | None = None, *, task: bool = False
+) -> tuple[memoryview, int]:
+    """Return an ordinary pickle of `obj`, and the parcel that holds its memory; see `pack`."""
     light = try_pickle(obj)
     if light is not None:
         return light, 0
-    packed = pack(obj, mailbox, copies)
+    packed = pack(obj, mailbox, copies, task=task)
     file = io.BytesIO()
     pickle.Pickler(file).dump(_Opening(packed))
     return memoryview(file.getvalue()), packed.parcel
@@ -62,10 +64,11 @@ def withdraw_parcel(parcel: int) -> None:
         member.withdraw(parcel)
 
 
-def pack(obj: Any, mailbox: int = 0, copies: CallCopies | None = None) -> Packed:
+def pack(obj: Any, mailbox: int = 0, copies: CallCopies | None = None, *, task: bool = False) -> Packed:
     """Turn an object into bytes; a parcel holds the memory that they refer to until it is opened.
 
-    `copies` are those of the call that the object is a task of (`CallCopies`).
+    `copies` are those of the call that the object is a task of (`CallCopies`).  A `task` maps the files of
+    `numpy.memmap`; anything else, such as its result, has the values of this moment.
 
     Raises
     ------
@@ -79,9 +82,9 @@ def pack(obj: Any, mailbox: int = 0, copies: CallCopies | None = None) -> Packed
     """
     member = join_household()
     if member is None:
-        return Packed(INLINE, _Packing(None).message(obj))
+        return Packed(INLINE, _Packing(None, task=task).message(obj))
     with supervised(), CarriedMailboxes() as carried:
-        packing = _Packing(member, copies=copies)
+        packing = _Packing(member, copies=copies, task=task)
         data = packing.message(obj)
         return Packed(member.post(packing.segments, mailbox=mailbox, carried=tuple(carried)), data)
 
@@ -91,17 +94,17 @@ def pack_kept(obj: Any, member: Any | None) -> tuple[bytes, Any]:
 
     Large private arrays are mapped copy-on-write by each of them.
     """
-    packing = _Packing(member, share_large=False)
+    packing = _Packing(member, share_large=False, task=True)
     return packing.message(obj), packing
 
 
-def why_unsendable(part: Any, name: str) -> Exception | None:
+def why_unsendable(part: Any, name: str, *, task: bool = False) -> Exception | None:
     """Return what sending an object would raise, with `name` as its name; None if it can be sent."""
     from nbparallel.errors import NbParallelError
     from nbparallel.transfer.pickling import serialise
 
     try:
-        serialise(part, name=name, **_Packing(None)._options)  # copies nothing
+        serialise(part, name=name, **_Packing(None, task=task)._options)  # copies nothing
     except NbParallelError as error:
         try:
             _raise_as_library(error)
@@ -114,8 +117,14 @@ class _Packing:
     """Pickles an object and the globals of ``__main__`` that its functions read."""
 
     def __init__(
-        self, member: Any | None, *, share_large: bool = True, copies: CallCopies | None = None
+        self,
+        member: Any | None,
+        *,
+        share_large: bool = True,
+        copies: CallCopies | None = None,
+        task: bool = False,
     ) -> None:
+        from nbparallel.sharing.memory.file_mapping import Files
         from nbparallel.transfer.unpickling import own_globals
 
         self.member = member
@@ -127,6 +136,7 @@ class _Packing:
             "broker": None if member is None else member.broker,
             "main_globals": self._globals,
             "reducers": ChainMap(RAISED, ForkingPickler._extra_reducers),  # type: ignore[attr-defined]  # locks …
+            "files": Files.SHARED if task else None,
             "share_large": share_large and member is not None and _shares() and (copies or True),
         }
 

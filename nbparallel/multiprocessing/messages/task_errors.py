@@ -26,7 +26,7 @@ def name_part(error: Exception, function: Any, args: tuple[Any, ...], kwargs: di
         What the library is to call: it may call the user's function with each element of a chunk.
     """
     for name, part in _parts(function, args, kwargs):
-        found = why_unsendable(part, f"{name} of a task")
+        found = why_unsendable(part, f"{name} of a task", task=True)
         if found is not None:
             return found
     return error

@@ -134,7 +134,7 @@ class ValueProcess(library.BaseProcess):
             light = try_pickle((type(self), vars(self)))
             if light is not None:
                 return open_plain_process, bytes(light)
-        return open_parcel, *pack(self)
+        return open_parcel, *pack(self, task=True)
 
     @staticmethod
     def _after_fork() -> None:

@@ -137,9 +137,9 @@ class CallQueue(Queue, library._SafeQueue):
     def _message(cls, obj: Any, mailbox: int) -> memoryview:
         found = obj.fn.args[0] if isinstance(obj, library._CallItem) and isinstance(obj.fn, partial) else None
         if not isinstance(found, _MappedFunction):
-            return super()._message(obj, mailbox)
+            return pickle_message(obj, mailbox, task=True)[0]
         obj.fn = partial(obj.fn.func, found.function)
-        return pickle_message(obj, mailbox, found.copies)[0]
+        return pickle_message(obj, mailbox, found.copies, task=True)[0]
 
 
 class ResultQueue(SimpleQueue):

@@ -84,7 +84,7 @@ class TaskSender(_Stream):
         if self.stopped or (task is not None and task[0] in self._lost):
             return
         try:
-            data, parcel = pickle_message(task, self.end.outbox, self.copies)
+            data, parcel = pickle_message(task, self.end.outbox, self.copies, task=True)
         except Exception as error:  # noqa: BLE001  whatever the object's own code raises
             from nbparallel.multiprocessing.messages.task_errors import name_part
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from nbparallel import sharing
 from nbparallel.errors import UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store
+from nbparallel.sharing.memory.file_mapping import Files
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.definitions import find_modules
@@ -149,7 +150,9 @@ def encode(
     serialised = None
     if key is None:
         began = time.thread_time()
-        serialised = serialise(value, store, broker=broker, main_globals=main_globals, name=name, apart=True)
+        serialised = serialise(
+            value, store, broker=broker, main_globals=main_globals, name=name, apart=True, files=Files.PRIVATE
+        )
         key = serialised.checksum()
         seconds = time.thread_time() - began
         return Value(name, NameKind.OBJECT, key, serialised=serialised, seconds=seconds)
@@ -172,8 +175,9 @@ class _Atom(Value):
 def encode_class(cls: type, store: Store, broker: Any, main_globals: Mapping[str, Any]) -> Value:
     """Return the encoded definition of a class of the notebook."""
     serialised = serialise(
-        cls, store, broker=broker, main_globals=main_globals, name=cls.__qualname__, target=cls
-    )
+        cls, store, broker=broker, main_globals=main_globals, name=cls.__qualname__, target=cls,
+        files=Files.PRIVATE,
+    )  # fmt: skip
     return Value(cls.__qualname__, NameKind.DEFINITION, serialised.checksum(), serialised=serialised)
 
 
@@ -187,7 +191,11 @@ def nbytes_shared(value: Value) -> int:
 
 
 def dump(
-    whole: Any, parts: Mapping[str, Any], broker: SegmentBroker | None, store: ArrayStore | None = None
+    whole: Any,
+    parts: Mapping[str, Any],
+    broker: SegmentBroker | None,
+    store: ArrayStore | None = None,
+    files: Files = Files.SHARED,
 ) -> Pickled:
     """Pickle `whole`; if that fails, raise for the first of `parts` (by the user's word for it) that does.
 
@@ -200,8 +208,8 @@ def dump(
     """
     store = sharing.current_store() if store is None else store
     try:
-        return pickling.dumps(whole, store, broker=broker)
+        return pickling.dumps(whole, store, broker=broker, files=files)
     except UnpicklableError:
         for name, part in parts.items():
-            pickling.dumps(part, store, broker=broker, name=name)
+            pickling.dumps(part, store, broker=broker, name=name, files=files)
         raise

@@ -16,6 +16,7 @@ from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, RankValues, RemoteValue
 from nbparallel.session.tasks.task_run import TaskFactory
+from nbparallel.sharing.memory.file_mapping import Files
 from nbparallel.wire.messages import CallTask, DrawTask, PullTask, PushTask, Task
 
 
@@ -48,7 +49,7 @@ def push_task(values: Mapping[str, Any]) -> TaskFactory:
     """Return what makes the task of `Session.push`."""
 
     def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
-        pickled = dump(values, values, pool.supervisor.broker, pool.store)
+        pickled = dump(values, values, pool.supervisor.broker, pool.store, Files.PRIVATE)
         return PushTask(number, ranks, (), False, None, pickled.data), pickled
 
     return make

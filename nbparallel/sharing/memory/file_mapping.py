@@ -17,6 +17,7 @@ Some facts (mmap(2), CPython's Modules/mmapmodule.c):
 from __future__ import annotations
 
 import ctypes
+import enum
 import mmap
 import os
 import sys
@@ -77,6 +78,15 @@ VIEWS = frozenset({np.ndarray, np.memmap, np.recarray, np.matrix})
 """Classes of arrays that are nothing but a view of their memory."""
 
 
+class Files(enum.Enum):
+    """How a receiver maps the file of a `numpy.memmap`."""
+
+    SHARED = "r+"
+    """A task: what it writes is in the file."""
+    PRIVATE = "c"
+    """Copy-on-write."""
+
+
 class FileView(NamedTuple):
     """A `numpy.memmap`, or a view of one, as another process of this machine maps it, too."""
 
@@ -107,13 +117,13 @@ class FileView(NamedTuple):
         return array
 
 
-def view_of_file(array: np.ndarray[Any, Any]) -> FileView | None:
+def view_of_file(array: np.ndarray[Any, Any], files: Files) -> FileView | None:
     """Return how another process maps what a `numpy.memmap` has mapped; None: copy it.
 
     Raises
     ------
     FileNotFoundError
-        Its file has no name any more, and what another process writes would be lost.
+        Its file has no name any more, and what a task writes would be lost.
     """
     base: Any = array
     while not isinstance(base, np.memmap):
@@ -130,7 +140,7 @@ def view_of_file(array: np.ndarray[Any, Any]) -> FileView | None:
         return None  # a copy in memory, or one that is written to without the file (mode "c")
     writes = place.writable and array.flags.writeable
     if place.deleted:
-        if not writes:
+        if not writes or files is Files.PRIVATE:
             return None
         raise FileNotFoundError(
             f"the file of this numpy.memmap, {place.path.removesuffix(_DELETED)}, has been deleted: no "
@@ -138,7 +148,7 @@ def view_of_file(array: np.ndarray[Any, Any]) -> FileView | None:
         )
     found = os.stat(place.path)
     return FileView(
-        type(array), place.path, (found.st_dev, found.st_ino), "r+" if writes else "r", place.offset,
+        type(array), place.path, (found.st_dev, found.st_ino), files.value if writes else "r", place.offset,
         high - low + array.itemsize, address - low, array.dtype, array.shape, array.strides,
     )  # fmt: skip
 

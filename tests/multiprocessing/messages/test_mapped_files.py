@@ -1,4 +1,4 @@
-"""A `numpy.memmap` in a task is the file itself: nothing that a task writes there is lost."""
+"""A `numpy.memmap` in a task is the file itself; what comes back has the values of that moment."""
 
 from __future__ import annotations
 
@@ -109,8 +109,9 @@ def test_rights_of_a_mapped_file(tmp_path: Path) -> None:
             os.rename("file", "renamed")
             result = pool.apply(write, (both,))
             assert both[0] == 5
-            result[1] = 6  # what comes back is the file, too
-            assert both[1] == 6
+            result[1] = 6  # what comes back is a copy
+            assert both[1] == 1
+            both[1] = 6
             np.zeros(60_000).tofile("other")
             os.replace("other", "renamed")
             assert pool.apply(look, (read,))[3] == 6.0, "for reading a copy does"
@@ -120,6 +121,65 @@ def test_rights_of_a_mapped_file(tmp_path: Path) -> None:
                 assert "renamed, has been deleted" in str(error), error
             else:
                 raise AssertionError
+        """,
+        tmp_path,
+        "forkserver",
+    )
+
+
+def test_what_comes_back_is_a_copy(tmp_path: Path) -> None:
+    """A file that tasks write again, or that is gone; writing to a result or a batch changes no file."""
+    run_program(
+        """
+        import tempfile
+
+        def scratch(k):
+            m = np.memmap("scratch", "f8", "w+", shape=60_000)
+            m[:] = k
+            return m[:5] if k % 2 else {"all": [np.asarray(m)]}
+
+        def row(k):
+            return np.load("data.npy", mmap_mode="r+")[k]
+
+        def temporary(k):
+            with tempfile.TemporaryFile() as file, tempfile.TemporaryDirectory() as folder:
+                first = np.memmap(file, "f8", "w+", shape=60_000)
+                second = np.memmap(folder + "/file", "f8", "w+", shape=60_000)
+                first[:], second[:] = k, k + 1
+                return first, second
+
+        def put(queue):
+            queue.put(row(0))
+
+        class Rows:
+            def __init__(self):
+                self.rows = np.load("data.npy", mmap_mode="r+")
+            def __len__(self):
+                return len(self.rows)
+            def __getitem__(self, k):
+                return self.rows[k]
+
+        np.save("data.npy", np.full((4, 60_000), 8.0))
+        with ctx.Pool(1) as pool, mp.Executor(1, ctx) as executor:
+            for run in (pool.map, executor.map):
+                one, two, three = run(scratch, [1, 2, 3])
+                assert (one[0], two["all"][0][0], three[0]) == (1, 2, 3)
+                for x in [*run(row, [0, 1]), one, two["all"][0]]:
+                    x /= 2
+                for k, pair in enumerate(run(temporary, [5, 6]), 5):
+                    assert [float(x[-1]) for x in pair] == [k, k + 1]
+        queue = ctx.Queue()
+        child = ctx.Process(target=put, args=(queue,))
+        child.start()
+        found = queue.get()
+        child.join()
+        found /= 2
+        batches = 0
+        for batch in mp.DataLoader(Rows(), batch_size=None, num_workers=1):
+            batch /= 2
+            batches += 1
+        assert batches == 4 and float(batch[0]) == 4.0
+        assert (np.load("data.npy") == 8).all()
         """,
         tmp_path,
         "forkserver",

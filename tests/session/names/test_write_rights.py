@@ -53,8 +53,8 @@ def test_rights_do_not_replace_what_the_rank_assigned(pair):
 
 @pytest.mark.parametrize("suffix", [".npy", ".bin"])
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-def test_a_memmap_is_the_file_itself(pair, tmp_path, suffix, mode):
-    """Ranks map the file as well; private pages are copied, and the line has a call that maps the file."""
+def test_a_memmap_is_private_on_ranks(pair, tmp_path, suffix, mode):
+    """Ranks map it copy-on-write; private pages are copied, and the line has a call that maps the file."""
     path = str(tmp_path / f"data{suffix}")
     if suffix == ".npy":
         np.save(path, np.arange(6.0).reshape(2, 3))
@@ -77,8 +77,11 @@ def test_a_memmap_is_the_file_itself(pair, tmp_path, suffix, mode):
         assert not pair.notes
     if mode == "r+":
         pair.run("part[0, 0] = 9; m[0, 0] = 8")
-        assert pair.notebook["m"].tolist() == [[8, 1, 2], [9, 4, 5]]
-        assert not pair.notes, "nothing was changed that the notebook does not see"
+        assert pair.run("part[0, 0], m[0, 0]") == (9.0, 8.0)
+        assert pair.notebook["m"].tolist() == np.memmap.tolist(mapped) == [[0, 1, 2], [3, 4, 5]]
+        pair.notebook["gone"] = [np.memmap(tmp_path / "gone", "f8", "w+", shape=4)]
+        (tmp_path / "gone").unlink()
+        assert pair.run("gone[0].sum()") == 0.0
 
 
 @pytest.mark.parametrize(
