@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from nbparallel.engine.environment.settings import FollowedSettings
 from nbparallel.session import Session
-from nbparallel.session.names.notebook_settings import READERS
+from nbparallel.session.names.notebook_settings import NotebookSettings
 from nbparallel.session.output import LineSink
 
 
@@ -67,6 +68,26 @@ def test_a_handler_that_a_cell_has_made_is_not_doubled(
     assert printed(two_ranks, "logging.info('once')", capsys).count("<once>") == 2
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_a_cell_configures_logging_as_it_likes(
+    two_ranks: Session, capsys: pytest.CaptureFixture[str], first: bool
+) -> None:
+    """`basicConfig` on ranks holds whether the notebook has called it before or does so later."""
+    own = "import logging, sys; logging.basicConfig(level=10, format='own <%(message)s>', stream=sys.stdout)"
+    logging.basicConfig(level=logging.INFO, format="<%(message)s>", force=True)
+    if first:
+        logging.root.handlers.clear()
+        two_ranks.run(own)
+        logging.basicConfig(level=logging.INFO, format="<%(message)s>", force=True)
+        two_ranks.run("logging.warning('once')", sink=LineSink())
+    else:
+        two_ranks.run("pass")
+        two_ranks.run(f"{own}; logging.debug('once')", sink=LineSink())
+    text = "".join(capsys.readouterr())
+    assert text.count("own <once>") == 2
+    assert text.count("<once>") == 2
+
+
 def test_options_of_libraries_are_the_notebooks(two_ranks: Session) -> None:
     """numpy's, decimal's, pandas' and matplotlib's settings hold from the next statement on."""
     two_ranks.run("pass")
@@ -83,6 +104,18 @@ def test_options_of_libraries_are_the_notebooks(two_ranks: Session) -> None:
         " tuple(matplotlib.rcParams['figure.figsize']))"
     )
     assert result.values == [("raise", "[1.23]", "0.33333", 4, True, (2, 1))] * 2
+
+
+def test_a_list_that_is_changed_in_place_is_seen() -> None:
+    """An entry of rcParams may be a list."""
+    settings = NotebookSettings()
+    before = settings.current()
+    fonts = matplotlib.rcParams["font.sans-serif"]
+    fonts.insert(0, "Own")
+    try:
+        assert settings.current() != before
+    finally:
+        fonts.remove("Own")
 
 
 def test_default_dtype_of_torch_is_the_notebooks(two_ranks: Session) -> None:
@@ -169,24 +202,19 @@ def test_a_rank_keeps_the_dtype_that_its_cell_set(two_ranks: Session) -> None:
     assert two_ranks.run("import torch\nstr(torch.zeros(1).dtype)").values == ["torch.float64"] * 2
 
 
-def test_a_library_that_the_notebook_loads_later_has_its_defaults(
-    two_ranks: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What ranks have set of it before stays."""
-    with monkeypatch.context() as patch:
-        for name in ("pandas", "matplotlib", "decimal"):
-            patch.delitem(READERS, name)
-        two_ranks.run(
-            "import decimal, matplotlib, pandas as pd\n"
-            "pd.set_option('display.max_rows', 7); matplotlib.rcParams['lines.linewidth'] = 9\n"
-            "decimal.getcontext().prec = 5"
-        )
-    matplotlib.rcParams["figure.figsize"] = (2, 1)
-    seen = (
-        "(pd.get_option('display.max_rows'), matplotlib.rcParams['lines.linewidth'],\n"
-        " decimal.getcontext().prec, tuple(matplotlib.rcParams['figure.figsize']))"
-    )
-    assert two_ranks.run(seen).values == [(7, 9, 5, (2, 1))] * 2
+def test_a_library_that_the_notebook_loads_later_has_its_defaults() -> None:
+    """What ranks have set of it before stays, where the notebook has the default."""
+    settings = [
+        each for each in NotebookSettings().current() if each[0] in ("pandas", "matplotlib", "decimal")
+    ]
+    assert len(settings) == 3
+    pd.set_option("display.max_rows", 7)
+    matplotlib.rcParams["lines.linewidth"] = 9
+    decimal.getcontext().prec = 5
+    FollowedSettings().follow(settings)
+    assert pd.get_option("display.max_rows") == 7
+    assert matplotlib.rcParams["lines.linewidth"] == 9
+    assert decimal.getcontext().prec == 5
 
 
 def test_environment_follows_but_for_the_ranks_own(

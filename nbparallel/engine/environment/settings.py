@@ -12,7 +12,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from nbparallel.wire.system import ImportHook
@@ -51,16 +51,33 @@ def _logging(logging: Any, before: Any, now: Any) -> None:
         logging.getLogger(name).setLevel(logging.NOTSET)
     if before is not None and before[2] == handlers:
         return
-    for handler in [each for each in root.handlers if isinstance(getattr(each, "stream", None), _Current)]:
-        root.removeHandler(handler)
+    _remove_own(root)
+    if not hasattr(logging.basicConfig, "__wrapped__"):
+        logging.basicConfig = _configures(logging.basicConfig, root)
+    if root.handlers:
+        return  # a cell of this rank has configured it
     for stream, own_level, form in handlers:
-        if any(getattr(each, "stream", None) is getattr(sys, stream) for each in root.handlers):
-            continue  # a cell of this rank has made one
         handler = logging.StreamHandler(_Current(stream))
         handler.setLevel(own_level)
         if form is not None:
             handler.setFormatter(logging.Formatter(*form))
         root.addHandler(handler)
+
+
+def _remove_own(root: Any) -> None:
+    for handler in [each for each in root.handlers if isinstance(getattr(each, "stream", None), _Current)]:
+        root.removeHandler(handler)
+
+
+def _configures(configure: Callable[..., None], root: Any) -> Callable[..., None]:
+    """Return `basicConfig` that takes the notebook's handlers away: if there are any, it does nothing."""
+
+    @wraps(configure)
+    def basicConfig(**options: Any) -> None:  # noqa: N802  as logging names it
+        _remove_own(root)
+        configure(**options)
+
+    return basicConfig
 
 
 class _Current:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -93,6 +94,9 @@ def _matplotlib(matplotlib: Any) -> Any:
     options = dict(dict.items(matplotlib.rcParams))  # its own `copy` takes forty times as long
     for key in _OF_A_WINDOW:
         options.pop(key, None)
+    for key, value in options.items():
+        if type(value) is list:
+            options[key] = value[:]  # else a change in place would change what was seen, too
     return options, _figures()
 
 
@@ -143,9 +147,14 @@ class NotebookSettings:
     def __init__(self) -> None:
         self._seen: dict[str, Any] = {}
         self._pickled: Settings = ()
+        self._lock = threading.RLock()
 
     def current(self) -> Settings:
         """Return the settings as they are; the same object as before if nothing has changed."""
+        with self._lock:  # another thread would return former ones that count as seen
+            return self._current()
+
+    def _current(self) -> Settings:
         changed = {}
         for name, read in READERS.items():
             if (module := sys.modules.get(name)) is None:
