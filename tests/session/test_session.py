@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,6 +196,25 @@ def test_push_and_pull_carry_arrays(four: Session) -> None:
     four.run("del pushed")
     with pytest.raises(ParallelError, match="'missing' is not defined"):
         four.pull("missing")
+
+
+def test_a_call_writes_to_a_mapped_file_and_a_cell_does_not(four: Session, tmp_path: Path) -> None:
+    """Values of both are those of that moment, also inside of a list."""
+    x = np.memmap(tmp_path / "file", "f8", "w+", shape=50_000)
+
+    def write(k: int) -> list[np.ndarray]:
+        x[k] = k + 1
+        return [x, np.asarray(x)]
+
+    found = [*four.call(write, 3), *four.map(write, [4])]
+    four.push(pushed=[x])
+    found += four.run("x[5] = pushed[0][5] = 6; [x, *pushed]", namespace={"x": x}).values
+    for values in found:
+        for value in values:
+            assert value[3] == 4
+            value[3] = 0
+    assert x[:7].tolist() == [0, 0, 0, 4, 5, 0, 0]
+    four.run("del x, pushed", namespace={})  # the session refers to the last cell's namespace
 
 
 def test_a_shared_array_in_a_call_is_the_same_memory(four: Session) -> None:
