@@ -31,11 +31,13 @@ _SHIFTED = {dis.opmap["LOAD_ATTR"]} if sys.version_info >= (3, 12) else set()
 """Their argument's low bit says whether it is a method's call."""
 _IMPORTED = "import"
 """No name: what stands in place of one behind an import."""
-_IMPORTS = {dis.opmap["IMPORT_NAME"], dis.opmap["IMPORT_FROM"]}
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+_IMPORTS = {_IMPORT_NAME, dis.opmap["IMPORT_FROM"]}
 _BY_NAME = frozenset(("cProfile", "eval", "exec", "globals", "locals", "pdb", "timeit", "vars"))
 """Names that look names up in strings where code reads or imports them."""
 _OF_MODULES = frozenset(("eval", "evaluate", "sql", "timeit"))
 """Functions of libraries that do: an object may have a method of that name that does not."""
+_FUNCTIONS = _BY_NAME | _OF_MODULES
 _ANYWHERE = frozenset(("__main__", "user_ns", ".sql"))
 """Whatever they are attributes of."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -124,8 +126,9 @@ def _scan(code: CodeType, found: CodeNames) -> None:
             reads.add(owner)
         elif opcode in _IMPORTS:
             owner = _IMPORTED
-            if names[argument] in _BY_NAME | _OF_MODULES:
-                found.mentioned.add("." + names[argument])
+            lazy = sys.version_info >= (3, 15) and opcode == _IMPORT_NAME  # two bits say whether it is
+            number = argument >> 2 if lazy else argument
+            found.mentioned.update("." + name for name in names[number : number + 1] if name in _FUNCTIONS)
         elif opcode in _ATTRIBUTES:
             name = names[argument >> 1 if opcode in _SHIFTED else argument]
             if name == "sql":
