@@ -62,10 +62,16 @@ class ForkServerPopen(popen_forkserver.Popen):
     """What it is given to be a guest, if it can be one; set by its pickling, and closed here."""
 
     def _launch(self, process_obj: Any) -> None:  # the library's, with other data and another server
+        server = None
         try:
             buffer = pickle_process(self, process_obj)
-            self.sentinel, w = present_server.connect_to_new_process(self._fds)
+            present_server.ensure_running()
             server = present_server._forkserver_pid  # type: ignore[attr-defined]
+            self.sentinel, w = present_server.connect_to_new_process(self._fds)
+        except (EOFError, ConnectionError) as error:
+            if server is None:
+                raise  # of what the process is given
+            raise _ended(server, process_obj.name) from error
         finally:
             if self.guest_ends is not None:
                 self.guest_ends.close()
@@ -78,7 +84,11 @@ class ForkServerPopen(popen_forkserver.Popen):
                 file.write(buffer.getbuffer())
             self.pid = forkserver.read_signed(self.sentinel)
         except (EOFError, ConnectionError) as error:
-            raise StartError(
-                f"the fork server, process {server}, ended while it started {process_obj.name}: by hand, or "
-                "by the system because memory ran out; the next start makes another server"
-            ) from error
+            raise _ended(server, process_obj.name) from error
+
+
+def _ended(server: int, name: str) -> StartError:
+    return StartError(
+        f"the fork server, process {server}, ended while it started {name}: by hand, or by the system "
+        "because memory ran out; the next start makes another server"
+    )
