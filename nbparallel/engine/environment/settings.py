@@ -189,7 +189,7 @@ class FollowedSettings:
             if self._sent.get(name) != data:
                 self._sent[name] = data
                 self._waiting[name] = frozenset({name})
-                if name not in sys.modules:  # behind the import at once: a cell's own settings come later
+                if name not in sys.modules:  # behind the import immediately: a cell's own settings come later
                     ImportHook(name, partial(self._settle, name)).install()
         self.settle()
 
