@@ -52,12 +52,6 @@ def label_of(filename: str) -> str:
     return _labels.get(filename, "")
 
 
-def forget(filename: str) -> None:
-    """Remove a cell that came from another process."""
-    if _labels.pop(filename, None) is not None:
-        linecache.cache.pop(filename, None)
-
-
 def source_label(filename: str) -> str:
     """Return what tracebacks call a cell: ``In[3]``; an empty string for anything else."""
     if filename in _labels:

@@ -16,7 +16,7 @@ import pytest
 from cloudpickle import cloudpickle
 
 from nbparallel.errors import UnpicklableError
-from nbparallel.transfer import cell_sources, definitions
+from nbparallel.transfer import definitions
 from nbparallel.transfer.pickling import dump_error, dumps, load_error, loads, serialise
 
 NOTEBOOK = """
@@ -242,13 +242,9 @@ def test_code_keeps_its_file_and_lines(store, rank_globals):
     )
     del linecache.cache[name]  # as in another process
     outer = loads(data, store, main_globals=rank_globals)
-    try:
-        assert (outer.__code__.co_filename, outer().__code__.co_filename) == (name, name)
-        assert inspect.getsource(outer) == text.partition("\n")[2]
-        assert inspect.getsource(outer()) == "    def inner(): return 1\n"
-    finally:
-        linecache.cache.pop(name, None)
-        cell_sources.forget(name)
+    assert (outer.__code__.co_filename, outer().__code__.co_filename) == (name, name)
+    assert inspect.getsource(outer) == text.partition("\n")[2]
+    assert inspect.getsource(outer()) == "    def inner(): return 1\n"
 
 
 def test_submodules_that_a_function_uses_are_imported():
