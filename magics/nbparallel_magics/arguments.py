@@ -15,6 +15,8 @@ from typing import Any, NoReturn, TypeVar
 
 from IPython.core.error import UsageError
 
+from nbparallel.errors import without_frames
+
 _NUMBER = r"-?[0-9]{1,9}"
 _ONE = re.compile(f"({_NUMBER})")
 _SPAN = re.compile(f"({_NUMBER})-({_NUMBER})")
@@ -222,7 +224,7 @@ def documented_by(parser: MagicParser) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         function.__doc__ = parser.format_help()
-        return function
+        return without_frames()(function)
 
     return decorate
 

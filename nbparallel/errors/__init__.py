@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ContextDecorator
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
@@ -394,3 +395,18 @@ class ParallelError(NbParallelError, ExceptionGroup[Exception]):
 
 def _rebuild_parallel_error(message: str, errors: dict[int, Exception]) -> ParallelError:
     return ParallelError(message, errors)
+
+
+class without_frames(ContextDecorator):  # noqa: N801 - a decorator, as contextlib names them
+    """Lets an error that ranks or the session report out of a function without the frames of this package.
+
+    What counts is on ranks, and its text says it: also in a log, which no notebook shortens.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, _trace: Any) -> None:
+        interrupted = kind is KeyboardInterrupt and hasattr(error, "failures")
+        if interrupted or (kind and issubclass(kind, (ParallelError, CellTimeoutError, BusyError))):
+            error.__traceback__ = None  # the function's own frame goes, too: it is added no second time

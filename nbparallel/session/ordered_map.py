@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from nbparallel import sharing
-from nbparallel.errors import BusyError
+from nbparallel.errors import without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.item_map import ItemMap
@@ -15,6 +15,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
+@without_frames()
 def map(
     function: Callable[[_T], _R], items: Iterable[_T], *more: Iterable[Any], progress: bool = True
 ) -> list[_R]:
@@ -81,11 +82,5 @@ def map(
     try:
         with ItemMap(function, items, *more, progress=progress) as chosen:
             return chosen.results(session.perform(chosen.make, sink, chosen).values)
-    except KeyboardInterrupt as interrupt:
-        if hasattr(interrupt, "failures"):  # the ranks were interrupted, and its text says where they were
-            raise interrupt.with_traceback(None)  # noqa: B904  it is the same, without the frames that waited
-        raise
-    except BusyError as busy:
-        raise busy.with_traceback(None)  # noqa: B904  its text says all, and our frames stand above it
     finally:
         sink.finish()  # before an error is shown; the session has done so unless it could not start

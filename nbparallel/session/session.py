@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from nbparallel.errors import rank_list
+from nbparallel.errors import rank_list, without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
@@ -173,6 +173,7 @@ class Session:
         running_sessions.add(self)
         return pool
 
+    @without_frames()
     def run(
         self,
         cell: str,
@@ -277,6 +278,7 @@ class Session:
         finally:
             session_views.load_views()
 
+    @without_frames()
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Call ``function(*args, **kwargs)`` on every rank; return the results in rank order.
 
@@ -286,6 +288,7 @@ class Session:
             raise TypeError(f"call needs a function, not {type(function).__name__}; run takes a source")
         return list(all_values(self.perform(call_task(function, args, kwargs), LineSink()), "a result"))
 
+    @without_frames()
     def pull(self, name: str) -> RankValues:
         """Return the value of a variable of every rank; arrays come through shared memory, one copy.
 
@@ -295,22 +298,26 @@ class Session:
             raise ValueError(f"{name!r} is no variable's name")
         return all_values(self.perform(pull_task(name)), name)
 
+    @without_frames()
     def draw(self, names: str | Iterable[str]) -> DrawnValues:
         """Return first numbers of all ranks' variables; `nbparallel_widgets.draw.DrawnView` shows them."""
         wanted = split_names(names)
         check_drawn(wanted)
         return self.perform(draw_task(wanted)).drawn or DrawnValues(wanted, {})
 
+    @without_frames()
     def push(self, /, **values: Any) -> None:
         """Assign variables on every rank; shared arrays arrive as the same memory, all else is copied."""
         self.perform(push_task(values))
 
+    @without_frames()
     def push_names(self, names: str | Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Send values of `namespace` again, if they have changed or are arrays on hosts; return notes."""
         wanted = split_names(names)
         self._names.renew(wanted, namespace)
         return self.run("\n".join(wanted), namespace=namespace, want_values=False, show_values=False).notes
 
+    @without_frames()
     def map(
         self, function: Callable[[_T], _R], items: Iterable[_T], *more: Iterable[Any], progress: bool = True
     ) -> list[_R]:

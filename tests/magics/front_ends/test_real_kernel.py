@@ -152,6 +152,39 @@ def test_an_error_raised_while_one_of_ranks_is_handled(
 
 
 @pytest.mark.by_turns
+@pytest.mark.parametrize(
+    ("call", "longest"),
+    [
+        ("nbp.map(f, [0])", 0),
+        ("nbp.Session.map(session, f, [0])", 0),
+        ("session.run('1 / 0')", 0),
+        ("session.call(f, 0)", 0),
+        ("session.submit('1 / 0').result()", 1),  # the line that raises there
+        ("get_ipython().run_cell_magic('parallel', '', '1 / 0')", 1),  # IPython's
+        ("get_ipython().run_line_magic('parallel', '1 / 0')", 1),
+        ("session.run('import time; time.sleep(60)', timeout=0.2)", 0),
+    ],
+)
+def test_a_log_of_what_ranks_raised_is_short(shared_kernel: Kernel, call: str, longest: int) -> None:
+    """`logging.exception` writes the user's line and what ranks say, without the frames of this package."""
+    loaded(shared_kernel)
+    assert shared_kernel.run("%%parallel\nwarm = 1").status == "ok"
+    outcome = shared_kernel.run(
+        "import logging, traceback, nbparallel as nbp\n"
+        "from nbparallel.session import running_sessions\n"
+        "session, _ = running_sessions.current()\n"
+        "f = lambda i: 1 / i\n"
+        f"try:\n    {call}\n"
+        "except Exception as error:\n    logging.exception('the job failed')\n"
+        "    frames = traceback.extract_tb(error.__traceback__)"
+    )
+    assert outcome.status == "ok", outcome.traceback
+    assert "the job failed" in outcome.stderr
+    assert call in outcome.stderr
+    assert text(shared_kernel.run("print(len(frames))")).strip() == str(1 + longest)
+
+
+@pytest.mark.by_turns
 def test_a_script_that_fails_on_ranks_is_an_error(shared_kernel: Kernel, tmp_path: Path) -> None:
     """`%run -i` of a file shows one error message, by which papermill knows that it failed."""
     loaded(shared_kernel)
