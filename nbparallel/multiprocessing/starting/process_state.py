@@ -7,8 +7,10 @@ import os
 import pickle
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from multiprocessing import context, reduction, spawn
 from multiprocessing import process as library
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
@@ -100,6 +102,11 @@ class ValueProcess(library.BaseProcess):
             del _watchers[self]
             ended(self)
 
+    def _bootstrap(self, parent_sentinel: Any = None) -> int:
+        self.run = partial(run_with_cells_named, self.name, self.run)  # type: ignore[method-assign]
+        code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]  # typeshed leaves it out
+        return code
+
     def _ended_within(self, seconds: float | None) -> bool:
         popen: Any = self._popen  # type: ignore[attr-defined]
         # A process that it forked may hold the sentinel, but then it has ended nevertheless.
@@ -140,6 +147,24 @@ class ValueProcess(library.BaseProcess):
     def _after_fork() -> None:
         library.BaseProcess._after_fork()  # type: ignore[attr-defined]
         end_executors_first()
+
+
+def run_with_cells_named(name: str, run: Callable[[], None]) -> None:
+    """Write the traceback of a process that fails in a notebook's cell: the library names files only."""
+    try:
+        run()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        from nbparallel.transfer.cell_sources import name_cells
+
+        trace = error.__traceback__
+        error.__traceback__ = None if trace is None else trace.tb_next  # without this function
+        files = traceback.format_exc()
+        if (cells := name_cells(files)) == files:
+            raise
+        sys.stderr.write(f"Process {name}:\n{cells}")
+        sys.exit(1)
 
 
 BEFORE_CHILDREN = 100

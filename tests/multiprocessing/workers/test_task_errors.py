@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,24 @@ def test_what_a_function_of_the_notebook_raises(kernel: Kernel) -> None:
     assert set(gone) == {"HTTPError HTTP Error 404: gone  404 True"}
     assert set(divide) == {"ZeroDivisionError division by zero   True"}
     assert lines[24:] == ["caught"]
+
+
+@pytest.mark.by_turns
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_that_fails_names_its_cell(kernel: Kernel, tmp_path: Path, method: str) -> None:
+    """What it writes says ``Cell In[2], line 3`` with that line, and its exit code is the library's."""
+    start = (
+        "import sys\nimport nbparallel.multiprocessing as mp\n"
+        f"def fail():\n    sys.stderr = open({str(tmp_path / 'stderr')!r}, 'w', buffering=1)\n    1 / 0\n"
+        f"process = mp.get_context({method!r}).Process(target=fail, name='failing')\n"
+        "process.start()\nprocess.join()\nprint(process.exitcode)"
+    )
+    outcome = kernel.run(start, timeout=60)
+    assert outcome.stdout.strip() == "1", outcome.traceback
+    written = (tmp_path / "stderr").read_text()
+    assert written.startswith("Process failing:\nTraceback (most recent call last):\n")
+    assert re.search(r"Cell In\[\d+\], line 5, in fail\n    1 / 0\n", written), written
+    assert "process_state" not in written
 
 
 def test_an_error_that_raises_when_it_is_shown_costs_its_task(tmp_path: Path) -> None:
