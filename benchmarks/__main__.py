@@ -34,7 +34,6 @@ MODULES = (
     "multiprocessing.deaths",
     "multiprocessing.loader",
     "races.comparing",
-    "races.pages",
     "races.recording",
     "startup.idle",
 )

@@ -118,14 +118,8 @@ class AccessLog:
     """Names that this rank has given to shared arrays."""
     count: int = 0
     """How many accesses there were: those of one line to one place in one interval are one above."""
-    unexplained: tuple[tuple[int, int, int], ...] = ()
-    """Segment, start and stop of bytes on pages that the rank wrote, and no access explains."""
-    filled: tuple[tuple[int, int, int], ...] = ()
-    """Likewise of arrays that operations have filled: other ranks may have done that for this one."""
     broadcasts: tuple[BroadcastArray, ...] = ()
     """In the order of their intervals."""
-    refused: str = ""
-    """Why pages could not be watched; empty: they were."""
     notebook_names: tuple[ArrayName, ...] = ()
     """Names under which the notebook has delivered them."""
     first_event: int = 0

@@ -12,7 +12,6 @@ from nbparallel.errors import CellTimeoutError, ParallelError
 from nbparallel.session import Session
 from nbparallel.testing import processes
 from tests.distributed.races.programs import CELLS, WITHOUT_RACE, RacyCell
-from tests.distributed.races.refused_calls import USERFAULTFD
 
 pytest_plugins = ["nbparallel.testing.sessions"]
 NAP = "import random, time\ndef nap():\n    time.sleep(random.random() / 500)"
@@ -205,41 +204,6 @@ def test_an_interrupt(three_ranks: Session) -> None:
         )  # fmt: skip
     assert "counter[0]" in str(raised.value.result.race_report)
     assert str(checked(three_ranks, "grid[rank] = 1")).startswith("no race among 3 ")
-
-
-def test_what_numpy_does_not_show(three_ranks: Session) -> None:
-    """A C library's write is named by its page, and is no race; what operations fill is none of it."""
-    names = notebook() | {"big": np.zeros(100_000)}
-
-    def report(source: str) -> str:
-        result = three_ranks.run(source, namespace=names, share=["big"], check_races=True)
-        return str(result.race_report)
-
-    three_ranks.run("import ctypes\naddress = big.ctypes.data", namespace=names, share=["big"])
-    found = report("value = big[rank]\nif rank == 1:\n    ctypes.memset(address + 80_000, 1, 8)")
-    assert found.startswith("no race among 3 accesses\nnot checked: rank 1 wrote `big` (within `big[9"), found
-    found = report("part = big[rank * 30_000:(rank + 1) * 30_000]\nall_reduce(part)")
-    assert found.startswith("no race among "), found
-    assert "not checked" not in found
-
-
-@pytest.mark.by_turns
-@pytest.mark.skipif(USERFAULTFD < 0, reason="numbers of system calls are known for few machines")
-def test_where_pages_cannot_be_watched() -> None:
-    """The report says so once for all ranks; what numpy shows is found as ever."""
-    names = notebook() | {"big": np.zeros(100_000)}
-    with Session(2) as session:
-        session.run(
-            "from tests.distributed.races.refused_calls import USERFAULTFD, refuse\nrefuse(USERFAULTFD, 1)"
-        )
-        source = "import ctypes\ncounter[0] += 1\nif rank: ctypes.memset(big.ctypes.data + 80_000, 1, 8)"
-        result = session.run(source, namespace=names, share=["counter", "big"], check_races=True)
-    report = str(result.race_report)
-    assert "seccomp" in report, report
-    assert report.count("userfaultfd") == 1, report
-    assert report.startswith("1 data race\n"), report
-    assert "counter[0]" in report
-    assert "within `big[" not in report
 
 
 REUSED = """

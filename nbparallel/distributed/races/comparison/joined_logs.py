@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from mmap import PAGESIZE
 from operator import attrgetter
 
 from nbparallel.distributed.races.access_log import (
@@ -18,9 +17,6 @@ from nbparallel.distributed.races.access_log import (
     Site,
 )
 
-Bytes = tuple[int, int, int]
-"""Segment, start and stop."""
-
 
 @dataclass(slots=True)
 class RankLog:
@@ -31,8 +27,6 @@ class RankLog:
     accesses: list[MemoryAccess] = field(default_factory=list)
     """In the order of their intervals; a site is the number that `JoinedLogs` gives it."""
     names: dict[ArrayName, None] = field(default_factory=dict)
-    unexplained: list[Bytes] = field(default_factory=list)
-    refused: str = ""
     count: int = 0
     broadcasts: list[BroadcastArray] = field(default_factory=list)
 
@@ -53,22 +47,16 @@ class JoinedLogs:
     def __init__(self, logs: Iterable[AccessLog]) -> None:
         self.sites: list[Site] = []
         self._numbers: dict[Site, int] = {}
-        self._filled: set[Bytes] = set()
         found: dict[int, RankLog] = {}
         for log in sorted(logs, key=lambda log: (log.rank, log.first_event)):
             self._add(found.setdefault(log.rank, RankLog(log.rank)), log)
         self.ranks = list(found.values())
         self._fill_broadcasts()
-        for rank in self.ranks:  # an operation may have written for another rank
-            rank.unexplained = list(_without(rank.unexplained, self._filled))
         self.contended = self._contended()
 
     def _add(self, joined: RankLog, log: AccessLog) -> None:
         joined.events += log.events
         joined.names.update(dict.fromkeys(log.names))
-        joined.unexplained += log.unexplained
-        self._filled.update(log.filled)
-        joined.refused = joined.refused or log.refused
         joined.count += log.count
         sites = [self._number(site) for site in log.sites]
         if sites == list(range(len(sites))):  # as on most ranks: they run the same lines
@@ -112,17 +100,3 @@ class JoinedLogs:
                 if writes:
                     written.add(segment)
         return {segment for segment in written if len(ranks_of[segment]) > 1}
-
-
-def _without(ranges: Iterable[Bytes], filled: Iterable[Bytes]) -> Iterator[Bytes]:
-    """Yield those parts of ranges of pages on which nothing was filled."""
-    holes = sorted(filled)
-    for segment, start, stop in ranges:
-        for other, low, high in holes:
-            if other == segment and low < stop and high > start:
-                low, high = low // PAGESIZE * PAGESIZE, -(-high // PAGESIZE) * PAGESIZE
-                if low > start:
-                    yield segment, start, low
-                start = max(start, high)
-        if start < stop:
-            yield segment, start, stop

@@ -54,8 +54,6 @@ class RaceReport:
     """How many accesses to shared arrays were compared."""
     not_checked: tuple[str, ...] = ()
     """What was seen, but could not be compared."""
-    refused: str = ""
-    """Why writes that numpy does not show could not be found; empty: they could."""
 
     @property
     def title(self) -> str:
@@ -74,8 +72,6 @@ class RaceReport:
         """Return what stands below the title."""
         lines = _few([str(race) for race in self.races])
         lines += [f"not checked: {text}" for text in _few(list(self.not_checked))]
-        if self.refused:
-            lines.append(f"not checked: writes that numpy does not show (numba, a C library): {self.refused}")
         return lines
 
     def __str__(self) -> str:

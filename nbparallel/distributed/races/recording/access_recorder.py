@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,13 +219,6 @@ class AccessRecorder:
             return None
         box = Box(place[1], array.shape, array.strides, array.itemsize)
         return MemoryAccess(self.interval, place[0], self.lines.current(), kind, box)
-
-    def written(self) -> Iterator[tuple[int, Box | Elements]]:
-        """Yield segment and region of all writes that were recorded, each perhaps several times."""
-        self._settle()
-        for access in self._accesses:
-            if access.kind & WRITE:
-                yield access.segment, access.region
 
     def take(self) -> Recorded:
         """Return what was recorded since the last call."""

@@ -12,13 +12,12 @@ import numpy as np
 
 from nbparallel import sharing
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.distributed.races.access_log import AccessLog, ArrayName, Box, Elements
+from nbparallel.distributed.races.access_log import AccessLog, ArrayName
 from nbparallel.distributed.races.recording.access_recorder import LIMIT_NBYTES, AccessRecorder
 from nbparallel.distributed.races.recording.checked_operations import CheckedOperations
 from nbparallel.distributed.races.recording.doors import doors
 from nbparallel.distributed.races.recording.operation_order import OperationOrder
 from nbparallel.distributed.races.recording.traced_array import TracedArray, plain, recording, trace
-from nbparallel.distributed.races.recording.unexplained_pages import WatchedArrays
 from nbparallel.distributed.races.recording.user_lines import UserLines
 from nbparallel.sharing.memory.array_layout import extent
 from nbparallel.sharing.tensors import as_array, is_tensor
@@ -64,11 +63,6 @@ class CheckedCell:
         self._originals: dict[int, tuple[Any, Any]] = {}
         """Traced arrays that stand for delivered ones, by identity, with these."""
         self.first_event = 0
-        self._written: set[tuple[int, Box | Elements]] = set()
-        """Regions that were written, also in parts of the log that were sent."""
-        self._pages: WatchedArrays | None = None
-        self._unexplained: list[tuple[int, int, int]] = []
-        self._tensors: list[np.ndarray[Any, Any]] = []
         self._names: list[ArrayName] = []
         self._notebook_names: list[ArrayName] = []
 
@@ -79,9 +73,6 @@ class CheckedCell:
             stack.callback(self._restore_names)
             self._trace_names()
             self._note_tensors()
-            self._pages = WatchedArrays(self._memory())
-            stack.enter_context(self._pages.watch)
-            stack.callback(self._find_unexplained)
             stack.callback(self._set_current, self._communicator)
             self._set_current(CheckedOperations(self._communicator, self._order))
             stack.enter_context(recording(self._recorder))
@@ -92,7 +83,6 @@ class CheckedCell:
     def send_if_full(self) -> None:
         """Send a part of the log if what is recorded takes more than `LIMIT_NBYTES`."""
         if self._recorder.nbytes >= LIMIT_NBYTES:
-            self._written.update(self._recorder.written())
             self._send(self.log())
 
     def log(self) -> AccessLog:
@@ -111,27 +101,8 @@ class CheckedCell:
             names=tuple(self._names),
             notebook_names=tuple(self._notebook_names),
             count=found.number,
-            unexplained=tuple(self._unexplained),
-            filled=tuple(sorted(self._order.filled)),
             broadcasts=broadcasts,
-            refused=self._pages.watch.refused if self._pages is not None else "",
         )
-
-    def _memory(self) -> dict[tuple[int, int], np.ndarray[Any, Any]]:
-        """Return the arrays whose names are traced, by segment and first byte."""
-        found: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
-        for array in (*(original for _, original in self._originals.values()), *self._tensors):
-            location = self._store.location(array)
-            if location is not None and location.writable:
-                place = location.segment, location.start
-                if place not in found or found[place].nbytes < array.nbytes:
-                    found[place] = array
-        return found
-
-    def _find_unexplained(self) -> None:
-        if self._pages is not None:
-            self._written.update(self._recorder.written())
-            self._unexplained = self._pages.unexplained(self._written)
 
     def _locate(self, array: np.ndarray[Any, Any]) -> tuple[int, int] | None:
         location = self._store.location(plain(array))
@@ -153,7 +124,7 @@ class CheckedCell:
             self._note_name(name, value)
 
     def _note_tensors(self) -> None:
-        """Note names of tensors in shared memory: they are not traced, but their pages are watched."""
+        """Note names of tensors in shared memory: operations may be passed them."""
         torch = sys.modules.get("torch")
         for name, value in list(self._variables.items()) if torch is not None else ():
             parts = {name: value} if is_tensor(value) else {}
@@ -166,7 +137,6 @@ class CheckedCell:
                     continue
                 if array is not None and self._may_be_written(array):
                     self._note_name(part, array)
-                    self._tensors.append(array)
 
     def _note_name(self, name: str, array: np.ndarray[Any, Any]) -> None:
         place = self._locate(array)

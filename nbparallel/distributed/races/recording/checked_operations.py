@@ -104,7 +104,7 @@ class CheckedOperations:
 
     def _write(self, values: Any) -> None:
         for array in arrays_in(values):
-            self._order.fill(array)
+            self._recorder.write(array)
 
     def _members(self, group: Any) -> tuple[int, ...] | None:
         if group is None:

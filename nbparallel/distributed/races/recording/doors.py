@@ -3,7 +3,7 @@
 What they return to the cell's own code is traced; for a library the whole array counts as read.  torch,
 numba and views of bytes may read, and write, what they are given until the cell ends.  Names of the cell
 that stand for such a function are replaced as well; a module that has imported one by name before calls the
-original: its reads are not seen, its writes only by page.
+original, and what it does is not seen.
 """
 
 from __future__ import annotations

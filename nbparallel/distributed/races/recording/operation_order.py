@@ -17,7 +17,6 @@ from nbparallel.distributed.races.access_log import (
     Publish,
 )
 from nbparallel.distributed.slots.lock_table import LockTable
-from nbparallel.sharing.memory.array_layout import extent
 
 Event = Publish | Acquire
 
@@ -37,9 +36,6 @@ class AccessObserver(Protocol):
     def access_to(self, array: Any, kind: int) -> MemoryAccess | None:
         """Return an access to all elements, which is not recorded; None: the memory is private."""
 
-    def locate(self, array: Any) -> tuple[int, int] | None:
-        """Return segment and offset of an array's first element; None: its memory is private."""
-
 
 class OperationOrder:
     """The events of one rank in a checked cell, and the arrays that operations under way fill.
@@ -48,8 +44,6 @@ class OperationOrder:
     ----------
     events : list of Publish and Acquire
         In program order; each ends an interval.
-    filled : set of (segment, start, stop)
-        Bytes that operations have written here, or other ranks for them.
     broadcasts : list of BroadcastArray
         Arrays in shared memory that were passed to one.
     interval_ended : callable
@@ -59,7 +53,6 @@ class OperationOrder:
     def __init__(self, recorder: AccessObserver) -> None:
         self.recorder = recorder
         self.events: list[Event] = []
-        self.filled: set[tuple[int, int, int]] = set()
         self.broadcasts: list[BroadcastArray] = []
         self.interval_ended: Callable[[], None] = _nothing
         self._pending: list[list[Any]] = []
@@ -83,26 +76,13 @@ class OperationOrder:
         """Record what operations under way fill: they may, in each interval until they were waited for."""
         for arrays in self._pending:
             for array in arrays:
-                self.fill(array)
-
-    def fill(self, array: Any) -> None:
-        """Record that an operation writes all elements of an array."""
-        self.recorder.write(array)
-        self._note_filled(array)
-
-    def _note_filled(self, array: Any) -> None:
-        place = self.recorder.locate(array)
-        if place is not None and array.size:
-            low, high = extent(array.shape, array.strides, array.itemsize)
-            self.filled.add((place[0], place[1] + low, place[1] + high))
+                self.recorder.write(array)
 
     def broadcast(self, key: Key, array: Any, *, is_root: bool) -> None:
         """Record an array that is passed to a broadcast; the kernel knows whether it is the root's."""
         access = self.recorder.access_to(array, READ if is_root else WRITE)
         if access is not None:
             self.broadcasts.append(BroadcastArray(key, is_root, access))
-            if not is_root:
-                self._note_filled(array)
 
     def begin_filling(self, arrays: list[Any]) -> Callable[[], None]:
         """Record writes of arrays from now on, until the function that is returned is called."""
