@@ -20,13 +20,13 @@ help:  ## this list
 demo: $(VENV)/ready  ## run the first notebook in a real kernel and print what it shows
 	@$(BIN)/python notebooks/run.py notebooks/01-hello-ranks.ipynb
 
-test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## the quick tests, before each commit: five minutes
+test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## the quick tests, before each commit: three minutes
 	@$(PYTEST) -m "not stress" --tier quick $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
 test-all: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## all tests but the long repetitions
 	@$(PYTEST) -m "not stress" --tier all $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
-test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## a sixteenth of the slow tests, and of what `make test` left out of matrices
+test-rest: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## the quick tests of documents, architecture, hosts and races; a sixteenth of the slow ones
 	@$(PYTEST) -m "not stress" --tier rest $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)
 
 test-newest:  ## the quick tests with today's release of every dependency, in .venv-newest

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 Call = Callable[[], Any]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from benchmarks.notebook import START_IPYPARALLEL
 from nbparallel.testing import processes
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 RANKS = 4
 HERE = "print(f'rank {rank} is here')"

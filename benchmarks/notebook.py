@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 START_IPYPARALLEL = """
 import logging, ipyparallel

@@ -25,7 +25,7 @@ from benchmarks.operations.growth import COPY, SHORT, Row, Times, alike, growths
 from benchmarks.operations.trials import TRIALS, Setting
 from benchmarks.report import human_seconds, machine
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of, run_ranks
+from tests.harness.ranks import context_of, run_ranks
 
 RANKS = (2, 4, 8, 16, 32, 64)
 SIZES = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20)

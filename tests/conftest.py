@@ -10,7 +10,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["nbparallel.testing.plugin", "pytester"]
+HARNESS = ("kernel.kernel_fixtures", "repetitions", "sessions", "tiers", "turns")
+pytest_plugins = ["nbparallel.testing.plugin", *(f"tests.harness.{name}" for name in HARNESS), "pytester"]
 
 ROOT = Path(__file__).resolve().parent.parent
 # processes that tests start elsewhere (kernels, scripts) import this checkout, installed or not

@@ -15,8 +15,8 @@ from benchmarks.operations.growth import Row
 from benchmarks.operations.parts import least, pretend
 from benchmarks.operations.trials import TRIALS, Setting
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import parts_of, run_ranks
 from nbparallel.wire.control import GENERATIONS
+from tests.harness.ranks import parts_of, run_ranks
 
 BATCH_SECONDS = 0.001
 """The least of many batches counts."""

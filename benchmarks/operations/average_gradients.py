@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.report import Figure, Section, human_seconds
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of, run_ranks
+from tests.harness.ranks import context_of, run_ranks
 
 KIB = 1 << 10
 SETS: dict[str, Sequence[int]] = {

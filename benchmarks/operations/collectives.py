@@ -27,7 +27,7 @@ from benchmarks.operations.lines import LARGE, Line, lines
 from benchmarks.operations.rounds import Times, measure
 from benchmarks.report import Section, human_seconds, installed
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import run_ranks
+from tests.harness.ranks import run_ranks
 
 OURS = ("shared", "private")
 GLOO = "gloo"

@@ -14,9 +14,9 @@ import numpy as np
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.point_to_point.ring import RingWriter
-from nbparallel.testing.ranks import context_of, parts_of
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER
 from nbparallel.wire.control_layout import RECORD
+from tests.harness.ranks import context_of, parts_of
 
 FAR = 1 << 60
 ROUNDS = 60

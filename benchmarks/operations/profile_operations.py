@@ -24,7 +24,7 @@ from benchmarks.operations.lines import KIB, LARGE, MIB, Line, case
 from benchmarks.operations.parts import Seconds, parts_of_all_reduce, parts_of_ping_pong
 from benchmarks.report import Section, human_seconds
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of, run_ranks
+from tests.harness.ranks import context_of, run_ranks
 
 SMALL: dict[str, tuple[int, Callable[[Communicator], Seconds]]] = {
     "all_reduce, 8 B, 2 ranks": (2, parts_of_all_reduce),

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.operations.knobs import KNOBS, Knob, Work
 from benchmarks.report import Section, human_seconds
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import run_ranks
+from tests.harness.ranks import run_ranks
 
 Clock = Callable[[], float]
 NEAR = 1.05

@@ -7,7 +7,7 @@ import statistics
 from benchmarks.notebook import START_DASK, START_IPYPARALLEL, STOP_DASK, STOP_IPYPARALLEL, TIMER, answer
 from benchmarks.notebook import run as run_cell
 from benchmarks.report import Figure, Section, human_seconds, installed, not_installed, spread
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 AIM_LATER_SECONDS = 200e-6
 

@@ -8,7 +8,7 @@ import nbparallel as nbp
 from benchmarks.notebook import START_IPYPARALLEL, STOP_IPYPARALLEL, TIMER, answer
 from benchmarks.notebook import run as run_cell
 from benchmarks.report import Figure, Section, installed, median_seconds, not_installed, spread
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 AIM_SECONDS = 2e-3
 AIM_RATIO = 8.0

@@ -8,7 +8,7 @@ import time
 from benchmarks.notebook import START_DASK, START_IPYPARALLEL, STOP_DASK, STOP_IPYPARALLEL
 from benchmarks.notebook import run as run_cell
 from benchmarks.report import Figure, Section, installed, not_installed, spread
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 AIM_SECONDS = 0.4
 AIM_RATIO = 8.0

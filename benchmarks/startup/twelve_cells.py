@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.contenders import IPYPARALLEL, NBPARALLEL, RANKS, Contender, Started, started
 from benchmarks.report import Figure, Section, human_seconds, installed, not_installed
 from benchmarks.startup.first_cell import PAUSE_SECONDS, until_heard
-from nbparallel.testing.kernel.kernel_messages import CellOutcome, KernelMessage
+from tests.harness.kernel.kernel_messages import CellOutcome, KernelMessage
 
 PATIENCE = 15.0
 """Seconds after which a cell that should have ended immediately is called one that never ends."""

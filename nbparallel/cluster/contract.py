@@ -1,6 +1,6 @@
 """What a session needs of a cluster: hosts, a node on each, calls to nodes, events from them, links between.
 
-All of it is bytes: an adapter interprets nothing.  `nbparallel.testing.clusters.ClusterTests` checks one.
+All of it is bytes: an adapter interprets nothing.  `tests.harness.clusters.ClusterTests` checks one.
 """
 
 from __future__ import annotations

@@ -17,13 +17,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from nbparallel.multiprocessing.pool import Pool
-    from nbparallel.multiprocessing.workers.worker_slots import WorkerSlot
-    from nbparallel.session import Session
-    from nbparallel.session.processes.rank_pool import RankPool
 
 MARK = "NBP_TEST_RUN"
 """Environment variable that names the test run which a process belongs to."""
@@ -186,13 +179,3 @@ def reap(records: Iterable[ProcessRecord]) -> None:
             os.waitpid(record.pid, os.WNOHANG)
         except ChildProcessError:
             continue  # another process's child, or reaped by its owner
-
-
-def rank_pool(session: Session) -> RankPool:
-    """Return the rank pool of a started session: its handles, its supervisor, its events."""
-    return session._ranks.running
-
-
-def worker_slots(pool: Pool) -> dict[int, WorkerSlot]:
-    """Return where each worker of a pool notes what it does, by the identity of its process object."""
-    return pool._casualties.slots

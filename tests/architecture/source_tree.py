@@ -15,6 +15,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = {"nbparallel": ".", "nbparallel_magics": "magics", "nbparallel_widgets": "widgets"}
+_ROOMS = (
+    "errors",
+    "wire",
+    "channel",
+    "sharing",
+    "supervisor",
+    "transfer",
+    "distributed",
+    "engine",
+    "session",
+)
+CORE = (*(f"nbparallel.{room}" for room in _ROOMS), "nbparallel_magics")
+"""What a cell without a flag needs."""
+SATELLITES = ("nbparallel.distributed.races", "nbparallel.session.diagnostics")
+"""Rooms that stand within the core's and are none of it."""
 BESIDE = ("tests", "benchmarks")
 """Folders of Python that no user imports; the rules of sizes hold there too."""
 GENERATED = {"__pycache__"}
@@ -180,6 +195,39 @@ def repeated(names: Iterable[str]) -> set[str]:
     return {name for name, count in Counter(names).items() if count > 1}
 
 
+def statements(paths: Iterable[Path]) -> int:
+    """Return how many statements run: docstrings are none."""
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    return sum(isinstance(node, ast.stmt) and not _is_text(node) for node in nodes)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def masses(tree: SourceTree) -> dict[str, tuple[int, int, int]]:
+    """Return lines, statements and files of the library, of its core, of its satellites, and of the tests."""
+
+    def is_core(name: str) -> bool:
+        return name.startswith(CORE) and not name.startswith(SATELLITES)
+
+    tests = [path for path in tree.files if path.is_relative_to(tree.root / "tests")]
+    rooms = {
+        "library": [*tree.modules.values()],
+        "core": [path for name, path in tree.modules.items() if is_core(name)],
+        "satellites": [path for name, path in tree.modules.items() if not is_core(name)],
+        "tests": tests,
+    }
+    return {
+        room: (sum(len(path.read_text().splitlines()) for path in paths), statements(paths), len(paths))
+        for room, paths in rooms.items()
+    }
+
+
 def _lines(paths: Iterable[Path]) -> str:
     counts = [len(path.read_text().splitlines()) for path in paths]
     return f"{len(counts)} files, {sum(counts)} lines"
@@ -191,8 +239,8 @@ def _print_figures(tree: SourceTree) -> None:
     names = [node.name for _, node in tree.classes() if not node.name.startswith("_")]
     sizes = tree.folder_sizes()
     largest = max(sizes, key=lambda folder: sizes[folder])
-    print("library:", _lines(tree.modules.values()))
-    print("tests:", _lines((tree.root / "tests").rglob("*.py")))
+    for room, (lines, count, files) in masses(tree).items():
+        print(f"{room}: {lines} lines, {count} statements, {files} files")
     print("benchmarks:", _lines((tree.root / "benchmarks").rglob("*.py")))
     print(f"largest folder: {largest}, {sizes[largest]} entries")
     everything = {name: tree.imports(name) & set(inside) for name in inside}

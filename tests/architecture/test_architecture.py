@@ -15,12 +15,14 @@ import pytest
 
 from tests.architecture.deadline_loops import deadline_loops
 from tests.architecture.private_names import private_names, reached_names
-from tests.architecture.source_tree import ROOT, TREE, circles, repeated
+from tests.architecture.source_tree import ROOT, TREE, circles, masses, repeated
 
 SOURCES = sorted(TREE.modules.values())
 MAX_LINES = 600
 MAX_ENTRIES = 16
 MAX_SUBCLASSES = 2
+MOST_STATEMENTS = {"library": 40_600, "core": 28_600, "satellites": 12_100, "tests": 38_600}
+"""What each may hold; the aims are 31,000, 22,500, 8,500 and 29,000.  Raising one needs a decision."""
 FORBIDDEN = {
     "multiprocessing.shared_memory": "its tracker leaks names and removes others' segments",
     "multiprocessing.resource_tracker": "it is shared by unrelated processes",
@@ -59,6 +61,16 @@ def test_a_file_holds_one_idea() -> None:
     """No file of the library, the tests or the benchmarks is longer than 600 lines."""
     long = [_name(path) for path in TREE.files if len(path.read_text().splitlines()) > MAX_LINES]
     assert not long, f"split {long}"
+
+
+def test_the_house_does_not_grow() -> None:
+    """Library, core, satellites and tests hold no more statements than their budgets, and hardly fewer."""
+    found = {room: count for room, (_, count, _) in masses(TREE).items()}
+    print(found)
+    assert found.keys() == MOST_STATEMENTS.keys()
+    assert all(count <= MOST_STATEMENTS[room] for room, count in found.items()), f"over budget: {found}"
+    spare = {room: MOST_STATEMENTS[room] - count for room, count in found.items()}
+    assert all(count < 500 for count in spare.values()), f"lower the budgets: {spare} to spare"
 
 
 def test_a_folder_can_be_read_at_a_glance() -> None:
@@ -127,12 +139,12 @@ def _is_wall_clock(function: ast.expr) -> bool:
 
 
 def test_others_use_public_names() -> None:
-    """No test and no benchmark uses a private attribute of the library; `nbparallel.testing` may."""
+    """No test and no benchmark uses a private attribute of the library; `tests.harness` may."""
     names = private_names(TREE)
     found = [
         f"{_name(path)}, line {line}: {name}"
         for path in TREE.files
-        if path.is_relative_to(ROOT / "tests") or path.is_relative_to(ROOT / "benchmarks")
+        if path.relative_to(ROOT).parts[0] in {"tests", "benchmarks"} and "harness" not in path.parts
         for line, name in reached_names(path.read_text(), names)
     ]
     assert not found, "\n".join(found)
@@ -144,6 +156,7 @@ def test_tests_wait_with_one_helper() -> None:
         f"{_name(path)}, line {line}"
         for path in TREE.files
         if path.is_relative_to(ROOT / "tests")
+        and "harness" not in path.parts  # a kernel's sockets have a poll
         for line in deadline_loops(path.read_text())
     ]
     assert not found, "\n".join(found)

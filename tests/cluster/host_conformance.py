@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.testing.turns import Promised
 from tests.cluster.mpi_oracle import MISSING, ask_mpi, installed
 from tests.cluster.sink import Sink
+from tests.harness.turns import Promised
 
 SIZES = [0, 1, 1000, 400_000]
 """Elements: none, one, some, and more than a leader combines alone."""

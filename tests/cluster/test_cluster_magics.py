@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
-pytestmark = [pytest.mark.time_limit(90), pytest.mark.by_turns]
+pytestmark = [pytest.mark.time_limit(90), pytest.mark.slow]
 START = """
 %load_ext nbparallel
 %config NbParallel.welcome = False
 import numpy as np
-from nbparallel.testing.clusters import Loopback
+from tests.harness.clusters import Loopback
 cluster, x = Loopback(["a", "b"], cpus=1), np.arange(3)
 """
 

@@ -16,9 +16,9 @@ import nbparallel as nbp
 from nbparallel.cluster.contract import Link
 from nbparallel.errors import NbParallelError, ParallelError
 from nbparallel.session.tasks.pending_cell import PendingCell
-from nbparallel.testing.clusters import Loopback
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
+from tests.harness.clusters import Loopback
 
 pytestmark = [pytest.mark.slow, pytest.mark.time_limit(300)]
 CELL = """

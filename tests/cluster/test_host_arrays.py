@@ -17,8 +17,8 @@ from nbparallel.cluster.contract import NodeReply
 from nbparallel.cluster.node_arrays import NodeArrays
 from nbparallel.errors import HostLostError, SharedMemoryFullError, UnknownNameError
 from nbparallel.sharing import current_store
-from nbparallel.testing.clusters import Loopback
 from nbparallel.testing.waiting import wait_until
+from tests.harness.clusters import Loopback
 
 pytestmark = [
     pytest.mark.time_limit(60),
@@ -214,7 +214,7 @@ def test_a_host_without_memory_for_it(hosts: nbp.Session, monkeypatch: pytest.Mo
     assert hosts.run("'ran' in globals()").values == [False] * 4
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [True, False], ids=["host", "node"])
 def test_a_host_that_is_lost_while_it_is_sent(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named with its ranks; the others go on.  If only its node ended, it is used again."""

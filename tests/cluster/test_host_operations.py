@@ -21,8 +21,8 @@ from nbparallel.errors import (
     ParallelError,
     PeerFailedError,
 )
-from nbparallel.testing.clusters.loopback import Loopback
 from tests.cluster.host_conformance import HostInterruptsTests, HostOperationsTests
+from tests.harness.clusters.loopback import Loopback
 
 pytestmark = pytest.mark.time_limit(60)
 
@@ -49,7 +49,7 @@ class TestLoopback(HostOperationsTests):
     """On hosts that are objects of this process."""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 class TestLoopbackInterrupts(HostInterruptsTests):
     """Likewise."""
 
@@ -63,7 +63,7 @@ def _fail(session: nbp.Session, cell: str, seconds: float = 15, **options: Any) 
     return caught.value
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_three_hosts() -> None:
     """Every leader with every other one."""
     with nbp.Session(cluster=Loopback(["a", "b", "c"], cpus=1)) as session:
@@ -156,7 +156,7 @@ def _go_wrong(random: Random, kind: str) -> tuple[list[Call], list[Call]]:
     return calls, [*calls[:at], *other, *calls[at + 1 :]]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F94")
 @pytest.mark.parametrize("kind", ["operation", "shape", "forgotten", "one too many"])
 def test_random_wrong_programs(hosts: nbp.Session, kind: str) -> None:
@@ -209,7 +209,7 @@ def test_a_failure_for_which_no_other_host_waits(hosts: nbp.Session) -> None:
     assert hosts.run("import time; time.sleep(0.1 * rank); all_reduce(rank)").values == [6] * 4
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_failure_while_other_ranks_go_on(hosts: nbp.Session) -> None:
     """With `on_error="continue"` as well: the operation needs the rank that failed."""
     cell = "if rank == 3: raise ZeroDivisionError('on purpose')\nif rank == 0: barrier()\nelse: barrier()"
@@ -218,7 +218,7 @@ def test_a_failure_while_other_ranks_go_on(hosts: nbp.Session) -> None:
     assert hosts.run("all_reduce(rank)").values == [6] * 4
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_rank_that_dies(hosts: nbp.Session) -> None:
     """It is named where other hosts wait."""
     cell = """
@@ -266,7 +266,7 @@ while True: {operation}
         assert session.run("all_gather(rank)").values == [[0, 1, 2, 3]] * 4
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_interrupt(hosts: nbp.Session) -> None:
     """Ranks that wait in an operation over hosts end it; the next cell works."""
     pending = hosts.submit("import time\nif rank == 3: time.sleep(30)\nbarrier()")
@@ -279,7 +279,7 @@ def test_interrupt(hosts: nbp.Session) -> None:
     assert hosts.run("all_gather(rank)").values == [[0, 1, 2, 3]] * 4
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_time_out_names_the_ranks_that_are_missing(hosts: nbp.Session) -> None:
     """Those of the other host."""
     cell = "import time\nif rank == 3: time.sleep(1)\nbarrier(timeout=0.2)"
@@ -315,7 +315,7 @@ def test_a_cell_on_some_ranks_has_no_operations_of_all(hosts: nbp.Session) -> No
     assert all(isinstance(each, HostBoundaryError) for each in error.errors.values())
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_lost_host() -> None:
     """Ranks that wait for it are told, and those of another host take its place."""
     cluster = Loopback(["a", "b", "c"], cpus=1)
@@ -331,7 +331,7 @@ def test_a_lost_host() -> None:
         assert session.run("all_gather(rank)").values == [[0, 1]] * 2
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_link_that_breaks() -> None:
     """Ranks that wait are told which hosts it connected; the next task connects them again."""
     cluster = Loopback(["a", "b"], cpus=1)

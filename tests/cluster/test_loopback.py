@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nbparallel.cluster.contract import Cluster
-from nbparallel.testing.clusters import ECHO, ClusterTests, Loopback
-from nbparallel.testing.clusters.conformance import Recorder
-from nbparallel.testing.clusters.loopback import LoopbackHost
+from tests.harness.clusters import ECHO, ClusterTests, Loopback
+from tests.harness.clusters.conformance import Recorder
+from tests.harness.clusters.loopback import LoopbackHost
 
 
 class TestLoopback(ClusterTests):

@@ -15,10 +15,10 @@ import nbparallel as nbp
 from nbparallel.cluster import node, node_output
 from nbparallel.cluster.host_messages import EventJoiner
 from nbparallel.errors import HostBoundaryError, ParallelError
-from nbparallel.testing.clusters import Loopback, session_messages
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
+from tests.harness.clusters import Loopback, session_messages
 
 pytestmark = pytest.mark.time_limit(60)
 

@@ -16,11 +16,11 @@ import nbparallel as nbp
 from nbparallel.cluster.contract import EventHandler
 from nbparallel.cluster.node import Node
 from nbparallel.errors import HostLostError, ParallelError
-from nbparallel.testing.clusters import Loopback, session_messages
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
+from tests.harness.clusters import Loopback, session_messages
 
-pytestmark = [pytest.mark.by_turns, pytest.mark.time_limit(60)]
+pytestmark = [pytest.mark.slow, pytest.mark.time_limit(60)]
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: py
         assert session.run("rank", ranks=[0]).values[0] == 0
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_host_that_answers_late_is_kept(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line says that it was silent, and its part of the cell is used."""
     from nbparallel.cluster import host_dispatch

@@ -16,11 +16,11 @@ from nbparallel.cluster.node_links import LINKED, NodeDoor, NodeLinks
 from nbparallel.cluster.node_process import ProcessPort, pack_head
 from nbparallel.distributed.runtime.host_door import CHUNK, WINDOW, HostDoor
 from nbparallel.errors import ChannelClosedError
-from nbparallel.testing.clusters.loopback import LoopbackLink
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import DoorKind
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import roomy_pair
+from tests.harness.clusters.loopback import LoopbackLink
 
 HOSTS = ("a", "b", "c")
 

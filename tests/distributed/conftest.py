@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.testing.ranks import RankOutcome, run_ranks
+from tests.harness.ranks import RankOutcome, run_ranks
 
 
 @pytest.fixture

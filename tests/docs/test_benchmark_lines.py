@@ -10,12 +10,12 @@ from benchmarks.adapters import Ours
 from benchmarks.operations.goals import goals
 from benchmarks.operations.lines import KIB, LARGE, Line, lines
 from benchmarks.operations.rounds import measure
-from nbparallel.testing.ranks import run_ranks
+from tests.harness.ranks import run_ranks
 
 SIZES = (8, KIB)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_line_is_measured(ranks: int) -> None:

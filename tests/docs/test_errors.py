@@ -20,7 +20,7 @@ from nbparallel import errors
 from nbparallel.channel import Channel
 from nbparallel.cluster.host_dispatch import HostNames
 from nbparallel.session import Session
-from nbparallel.testing.clusters import Loopback
+from tests.harness.clusters import Loopback
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "errors.md"
 

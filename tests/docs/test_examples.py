@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.magics.cells import text
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.operations import parts, profile_operations
-from nbparallel.testing.ranks import run_ranks
+from tests.harness.ranks import run_ranks
 
 
 @pytest.mark.alone

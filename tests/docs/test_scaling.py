@@ -9,7 +9,7 @@ import pytest
 from benchmarks import scaling
 from benchmarks.operations import trials
 from benchmarks.operations.growth import COPY, Row, growths, offences
-from nbparallel.testing.ranks import run_ranks
+from tests.harness.ranks import run_ranks
 
 RANKS = (2, 4, 8, 16, 32, 64)
 GATHER = Row("all_gather", 8, False)
@@ -45,7 +45,7 @@ def test_worse_growth_is_named() -> None:
     assert found == "send, 16 MB, shared: grows with bytes to the power of 2.0"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_every_operation_is_right() -> None:
     """Also with parts that are smaller than an element, on private and on shared arrays."""
 
@@ -76,7 +76,7 @@ def test_a_wrong_result_is_not_timed(monkeypatch: Any) -> None:
             raise outcome.error
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_command_prints_and_judges(monkeypatch: Any, capfd: Any) -> None:
     """The exit status is that of the verdict, whose rows are named."""
     arguments = "--ranks 2 3 --operations barrier ring --bytes 8 4096 --seconds 0 --launches 1 --speed-up"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 import nbparallel
 
 FORBIDDEN_MODULES = frozenset({"multiprocessing", "_multiprocessing", "_posixshmem", "posix_ipc", "sysv_ipc"})
@@ -34,7 +32,6 @@ def used(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.by_turns
 def test_f4_no_lock_lies_between_processes(tmp_path: Path) -> None:
     """No source file uses a semaphore or mutex of several processes: waits look at who lives instead."""
     package = Path(nbparallel.__file__).parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.harness.kernel import CellOutcome, Kernel
 
 
 def with_ranks(kernel: Kernel, count: int = 2, cell: str = "kept = rank + 7") -> Kernel:

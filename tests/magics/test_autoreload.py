@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.magics.cells import printed, with_ranks
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.harness.kernel import CellOutcome, Kernel
 
 pytestmark = pytest.mark.time_limit(60)
 
@@ -16,7 +16,6 @@ def files_in(outcome: CellOutcome) -> list[str]:
     return re.findall(r"File .*?([\w]+\.py)", re.sub(r"\x1b\[[0-9;]*m", "", "".join(outcome.traceback)))
 
 
-@pytest.mark.by_turns
 def test_the_notebook_s_ranks_do_it(shared_kernel: Kernel) -> None:
     """The ranks of the last cell do it; a function reads the notebook's globals; the results are in order."""
     kernel = shared_kernel
@@ -32,7 +31,7 @@ def test_the_notebook_s_ranks_do_it(shared_kernel: Kernel) -> None:
     assert outcome.status == "ok", outcome.traceback
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_it_starts_the_ranks(shared_kernel: Kernel) -> None:
     """Without a cell before it, it starts the notebook's ranks, which the next cell uses."""
     kernel = shared_kernel
@@ -54,7 +53,7 @@ def test_the_bar_is_tqdm_s_own(shared_kernel: Kernel) -> None:
     assert outcome.stderr == ""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.every_kernel
 def test_an_interrupt_and_an_error_leave_the_ranks_usable(shared_kernel: Kernel) -> None:
     """The button raises KeyboardInterrupt, an error names rank and item; then the ranks go on.
@@ -84,7 +83,7 @@ def test_an_interrupt_and_an_error_leave_the_ranks_usable(shared_kernel: Kernel)
     assert kernel.run("%parallel -o kept_there kept\nassert kept_there == [0, 1]").status == "ok"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_busy_ranks_are_said_without_our_frames(shared_kernel: Kernel) -> None:
     """While a cell runs with ``--async``, the message is below one frame of the library at most."""
     kernel = shared_kernel

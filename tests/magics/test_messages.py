@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.magics.cells import text, with_ranks
 
 pytestmark = pytest.mark.time_limit(90)
@@ -41,7 +41,6 @@ def test_a_lone_surrogate_leaves_no_cell_without_a_reply(shared_kernel: Kernel) 
     assert kernel.run("%parallel_tb").status == "ok"
 
 
-@pytest.mark.by_turns
 def test_what_stop_and_a_switch_did_is_one_line(shared_kernel: Kernel) -> None:
     """No table, and no silence."""
     kernel = with_ranks(shared_kernel)
@@ -54,7 +53,7 @@ def test_what_stop_and_a_switch_did_is_one_line(shared_kernel: Kernel) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_ipythons_open_is_no_name_of_the_users(shared_kernel: Kernel) -> None:
     """A cell that opens a file copies nothing; the user's own function of that name travels."""
     kernel = with_ranks(shared_kernel)
@@ -66,7 +65,7 @@ def test_ipythons_open_is_no_name_of_the_users(shared_kernel: Kernel) -> None:
     assert "open" in kernel.run("%parallel_who").displays[0]["text/plain"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_list_cannot_be_shared(shared_kernel: Kernel) -> None:
     """One line, whose class and advice fit."""
     kernel = with_ranks(shared_kernel)
@@ -77,7 +76,7 @@ def test_a_list_cannot_be_shared(shared_kernel: Kernel) -> None:
     assert len("".join(refused.traceback).splitlines()) == 1
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_array_that_a_cell_has_shown_has_no_other_owner(shared_kernel: Kernel) -> None:
     """IPython keeps it in four places, which follow it into shared memory; a list of the user does not."""
     kernel = with_ranks(shared_kernel)
@@ -130,7 +129,7 @@ def test_the_values_of_a_cell_in_flight(shared_kernel: Kernel) -> None:
     kernel.run("flag[0] = 1\n%parallel_result")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_monitored_barrier_calls_itself_so(shared_kernel: Kernel) -> None:
     """In its time-out, and when another rank calls something else."""
     kernel = with_ranks(shared_kernel)
@@ -183,7 +182,7 @@ def test_an_alarm_in_the_notebook_shows_the_notebooks_frames(shared_kernel: Kern
     kernel.run("timer.join()")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_assigned_name_and_a_cell_without_a_value_are_explained(shared_kernel: Kernel) -> None:
     """Both once wondered at: the notebook's name stays as it was, and ``-o`` gives None."""
     kernel = with_ranks(shared_kernel)

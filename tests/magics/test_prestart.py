@@ -12,9 +12,9 @@ from traitlets.config import Config
 
 import nbparallel_magics
 from nbparallel.errors import StartError
-from nbparallel.testing.kernel import Kernel
 from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.prestart import RENEWALS, PrestartedSupervisor
+from tests.harness.kernel import Kernel
 
 pytestmark = pytest.mark.time_limit(90)
 LOAD = "%load_ext nbparallel"
@@ -44,7 +44,7 @@ def until_ready(kernel: Kernel) -> set[int]:
     return {record.pid for record in kernel.descendants()}
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.every_kernel
 def test_the_first_cell_uses_what_waits(any_kernel: Kernel) -> None:
     """Loading says nothing, imports and begins no thread; the same two processes are the first cell's."""
@@ -67,7 +67,7 @@ def test_the_first_cell_uses_what_waits(any_kernel: Kernel) -> None:
     assert kernel.run(operations).result == "[]", "the notebook needs none of them, and they take a while"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_first_cell_at_once_joins_the_start(kernel: Kernel) -> None:
     """No second supervisor and no second template, however soon the cell comes."""
     outcome = kernel.run(f"{LOAD}\n%parallel -n 2 --quiet rank")
@@ -117,7 +117,7 @@ def test_what_waits_may_die(kernel: Kernel) -> None:
     assert kernel.run("%parallel -n 1 rank").stdout.endswith("Out[rank 0]: 0\n")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_nobody_who_does_not_want_it_keeps_it(kernel: Kernel) -> None:
     """`%parallel_stop`, unloading, `%config`: no child of ours is left, whether it has come up or not."""
     for end in ("%parallel_stop", "%unload_ext nbparallel"):
@@ -129,7 +129,7 @@ def test_nobody_who_does_not_want_it_keeps_it(kernel: Kernel) -> None:
             assert kernel.descendants() == []
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_child_of_the_notebook_has_no_part_in_it(kernel: Kernel) -> None:
     """What it forks can neither end what waits, as it exits itself, nor keep it, while it lives."""
     kernel.run(LOAD)
@@ -148,7 +148,7 @@ def test_a_child_of_the_notebook_has_no_part_in_it(kernel: Kernel) -> None:
     kernel.run("for child in children: os.kill(child, signal.SIGKILL), os.waitpid(child, 0)")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_it_can_be_switched_off(kernel: Kernel) -> None:
     """Before loading nothing is started; afterwards what waits is ended with the cell that says so."""
     kernel.run(OFF + LOAD)

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from nbparallel.testing import processes
-from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.waiting import wait_until
+from tests.harness.kernel import Kernel
 from tests.magics.cells import text, with_ranks
 
 pytestmark = pytest.mark.time_limit(120)
@@ -53,7 +53,7 @@ def wait_until_asleep(*pids: int) -> None:
     wait_until(have_slept, pids, seconds=30)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_await_at_top_level(shared_kernel: Kernel) -> None:
     """It ends, with the value of the last expression; tasks and operations between ranks go on with it."""
     kernel = with_ranks(shared_kernel)
@@ -85,7 +85,7 @@ def test_one_interrupt_frees_every_rank(shared_kernel: Kernel) -> None:
         assert pids(kernel) == before, doing
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F22", "F24")
 def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
     """The second press names it, the third ends it; it comes back, and the other one has lost nothing."""
@@ -111,7 +111,7 @@ def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
     assert (after[0], after[1] != before[1]) == (before[0], True)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F1", "F2")
 def test_a_killed_rank_comes_back_under_its_number(shared_kernel: Kernel) -> None:
     """Killed in a cell or between two: the next cell works, on the same numbers, and says what is gone."""
@@ -138,7 +138,7 @@ def test_a_killed_rank_comes_back_under_its_number(shared_kernel: Kernel) -> Non
     assert pids(kernel, 3)[0] == before[0]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_error_does_not_leave_others_waiting(shared_kernel: Kernel) -> None:
     """One rank raises while others wait for it or compute: the cell ends, with what was printed before."""
     kernel = with_ranks(shared_kernel)
@@ -150,7 +150,7 @@ def test_an_error_does_not_leave_others_waiting(shared_kernel: Kernel) -> None:
         assert pids(kernel) == before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_uneven_outputs_are_each_ranks_own(shared_kernel: Kernel) -> None:
     """As many prints, displays and values as a rank has, in rank order; who has none has no label."""
     kernel = with_ranks(shared_kernel, 3)
@@ -169,7 +169,7 @@ def test_uneven_outputs_are_each_ranks_own(shared_kernel: Kernel) -> None:
     assert len(pids(kernel, 3)) == 3
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_ranks_come_go_and_restart(shared_kernel: Kernel) -> None:
     """`-n` adds ranks and takes idle ones away; a restart of one leaves the others as they are."""
     kernel = with_ranks(shared_kernel)

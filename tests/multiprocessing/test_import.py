@@ -62,7 +62,7 @@ def test_public_names_are_declared() -> None:
     assert names - foreign <= set(mp.__all__)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_submodule_is_ours_however_it_is_named() -> None:
     """`from … import queues` and `mp.queues` are our module, although nothing has imported it before."""
     for name in ("connection", "managers", "pool", "queues", "context", "sharedctypes"):
@@ -116,7 +116,7 @@ print(*(set(sys.modules) - before))
     assert len(added) <= MOST_MODULES, sorted(added)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_start_methods(tmp_path: Path) -> None:
     """Outside a notebook the default is Python's own; starting a process decides no default."""
     run_program(

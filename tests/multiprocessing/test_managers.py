@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 
 PRESS = """
@@ -50,7 +50,6 @@ def in_thread(call, *args):
 pytestmark = pytest.mark.time_limit(60)
 
 
-@pytest.mark.by_turns
 def test_a_wait_is_interrupted(tmp_path: Path, method: str) -> None:
     """What the abandoned call would have taken, an item or a lock, is there for the next one."""
     run_program(
@@ -82,7 +81,7 @@ with ctx.Manager() as manager:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_locks_of_threads(tmp_path: Path) -> None:
     """A lock that only its thread releases stays releasable, or is free when the call has ended."""
     run_program(
@@ -135,7 +134,7 @@ manager.shutdown()
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_killed_process_takes_nothing(tmp_path: Path) -> None:
     """A process that was killed while it waited for an item or a lock."""
     run_program(
@@ -240,7 +239,7 @@ def test_in_a_notebook(kernel: Kernel) -> None:
     ask("del queue, names\nmanager.shutdown()")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_manager_goes_on_after_a_caller_for_which_it_has_no_thread(tmp_path: Path, method: str) -> None:
     """Which has an EOFError, as if the manager had ended; the next caller is served."""
     run_program(

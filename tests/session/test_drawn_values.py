@@ -52,7 +52,7 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_colours_of_each_collective(three_ranks: Session) -> None:
     """Moved numbers keep their rank's colour, combined ones are new; what a cell does not touch stays."""
     for cell, expected in COLLECTIVES.items():
@@ -65,7 +65,7 @@ def test_colours_of_each_collective(three_ranks: Session) -> None:
         assert held(drawn, "x", before=True) == ["0 1 2", "10 11 12", "20 21 22"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_numbers_of_several_ranks(three_ranks: Session) -> None:
     """A number that two ranks had before has no colour; True is not 1, and nan equals nothing."""
     three_ranks.run("a = [0, rank, True]; b = float('nan')")
@@ -126,7 +126,7 @@ def test_shared_arrays_are_one_box(three_ranks: Session) -> None:
     assert "rank 2: 0 0 0 0 0 … 15 more" in repr(DrawnView(drawn))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_slow_look_at_a_shared_array_is_not_the_last(two_ranks: Session) -> None:
     """What a rank writes while another one looks is in the picture, however long that look takes."""
     names: dict[str, Any] = {"z": np.zeros(2), "looked": np.zeros(1)}
@@ -166,7 +166,7 @@ def test_parts_of_a_shared_array_are_rows(three_ranks: Session) -> None:
     assert held(three_ranks.draw("mine"), "mine") == ["0 1 2", "3 4 5", "6 7 8"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_cell_that_fails_is_drawn(three_ranks: Session) -> None:
     """Each rank shows what it has when its part ends, also by an error; one that died, how."""
     three_ranks.run(START)
@@ -205,7 +205,7 @@ def test_some_ranks_and_cells_in_the_background(three_ranks: Session) -> None:
     assert list(three_ranks.draw("x").only([1]).ranks) == [1]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_cell_without_it_looks_at_nothing(two_ranks: Session) -> None:
     """No value is looked at, neither before nor after; with it, once each."""
     two_ranks.run(

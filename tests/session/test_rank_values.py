@@ -95,7 +95,7 @@ def test_long_values_are_shown_by_class_and_shape() -> None:
     assert repr(parts) == repr(list(parts))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_call_and_a_pull_give_all_values_or_raise(capsys: pytest.CaptureFixture[str]) -> None:
     """An error names ranks and reason, once, and has what came from the others."""
     odd = "class Odd:\n    def __reduce__(self): return int, ('x',)"
@@ -112,7 +112,7 @@ def test_a_call_and_a_pull_give_all_values_or_raise(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_value_that_cannot_travel_says_where_it_is() -> None:
     """Its repr names the rank, and a line below the cell the ranks and the reason."""
     with Session(3) as session:

@@ -12,7 +12,8 @@ import pytest
 from nbparallel.errors import PeerFailedError
 from nbparallel.session import Session
 from nbparallel.session.tasks.parallel_error import ParallelError
-from nbparallel.testing import processes, sandboxes
+from nbparallel.testing import processes
+from tests.harness import sandboxes
 
 SETUP = """
 import numpy as np
@@ -49,7 +50,6 @@ with nbp.Session(2) as session:
 """
 
 
-@pytest.mark.by_turns
 def test_a_session_turns_it_off_and_on() -> None:
     """The attribute holds from the next cell on."""
     with Session(2, read_in_place=False) as session:
@@ -64,7 +64,7 @@ def test_a_session_turns_it_off_and_on() -> None:
         assert session.run(REDUCE).values == counts
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F18")
 def test_a_refusal_in_the_middle_ends_the_cell_and_no_later_one() -> None:
     """The error says what to do; the next cell copies, and nothing is read any more."""
@@ -100,7 +100,7 @@ peak() - before
 """What a rank's largest resident memory grows by, in KiB."""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.skipif(not processes.HAS_PROC, reason="there is no /proc")
 @pytest.mark.parametrize("call", ["dist.all_reduce(x)", "dist.reduce_scatter_tensor(part, x)"])
 def test_a_rank_needs_less_memory(call: str) -> None:
@@ -137,7 +137,7 @@ for _ in range(3):
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F18")
 @pytest.mark.parametrize(
     ("call", "text"),
@@ -174,7 +174,7 @@ def refusing(refusal: str) -> list[str]:
     return words
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("refusal", ["EPERM", "ENOSYS", "EFAULT"])
 def test_a_system_that_refuses(refusal: str) -> None:
@@ -186,7 +186,7 @@ def test_a_system_that_refuses(refusal: str) -> None:
     assert done.stdout == "[1, 1]\n[1, 1]\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F18")
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("refusal", ["EPERM", "ENOSYS", "EFAULT"])
@@ -197,7 +197,7 @@ def test_a_system_that_refuses_in_the_middle(refusal: str) -> None:
     assert done.stdout == "True [2.0, 2.0]\n", done
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_environment_that_turns_it_off() -> None:
     """A script's ranks follow the variable."""
     done = sandboxes.run_script(SCRIPT, ["env", "NBP_READ_IN_PLACE=0"])
@@ -215,7 +215,7 @@ def move():
 move()
 move()
 if rank == 2:
-    from nbparallel.testing.ranks import context_of
+    from tests.harness.ranks import context_of
     from nbparallel.testing.waiting import wait_until
     peers = context_of(dist.current()).peers
     def late(*arguments):
@@ -227,7 +227,7 @@ assert rank != 1, "behind the call"
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["scatter", "broadcast"])
 def test_a_rank_that_fails_behind_the_call_ends_no_other_one(operation: str) -> None:
     """In a cell that goes on, what was read of one rank counts although another one has failed since."""

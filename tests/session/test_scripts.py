@@ -15,7 +15,7 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_spawn_gives_every_rank_its_number_and_the_same_memory(capfd: pytest.CaptureFixture[str]) -> None:
     """As torch.multiprocessing.spawn: function(rank, *args); a shared array is written by all."""
     seen = nbp.zeros(3)
@@ -37,7 +37,7 @@ def _level() -> int:
     return LEVEL + nbp.distributed.get_rank()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_function_sent_between_the_ranks_of_spawn(capfd: pytest.CaptureFixture[str]) -> None:
     """Its operations are those of the rank that calls it; what only the script defines travels with it."""
 
@@ -52,7 +52,7 @@ def test_a_function_sent_between_the_ranks_of_spawn(capfd: pytest.CaptureFixture
     assert sorted(out) == ["[rank 0] [(0, 5), (1, 5)]", "[rank 1] [(0, 6), (1, 6)]"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_spawn_raises_what_a_rank_raised() -> None:
     """The others are freed, and nothing is left."""
 
@@ -116,7 +116,7 @@ def _run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_script_runs_as_main_on_every_rank(script: Path) -> None:
     """With its arguments, its neighbours importable, its classes the same on all ranks."""
     done = _run("--nproc", 2, script, "-a", "--nproc", "5")
@@ -128,7 +128,7 @@ def test_a_script_runs_as_main_on_every_rank(script: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_module_runs_as_with_python_m(script: Path) -> None:
     """``-m`` takes a module's name and looks where the command was given."""
     done = _run("-n", 2, "-m", "script", cwd=script.parent)
@@ -136,7 +136,7 @@ def test_a_module_runs_as_with_python_m(script: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["[rank 0] [] got 2", "[rank 1] [] got 0"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_script_that_raises_is_shown_with_its_own_lines(script: Path) -> None:
     """The status is 1, the root cause is named, our frames are not shown."""
     done = _run("-n", 2, script, "raise")
@@ -177,7 +177,7 @@ def test_what_cannot_be_run_is_said_once_before_anything_starts(tmp_path: Path) 
     assert "100000" in many.stderr
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault
 def test_interrupting_the_command_ends_all_ranks(script: Path) -> None:
     """Ctrl-C, as a shell sends it: status 130, one line, nobody left (the fixture looks)."""
@@ -192,7 +192,7 @@ def test_interrupting_the_command_ends_all_ranks(script: Path) -> None:
     assert err == "nbparallel run: interrupted; all ranks have ended\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_advice_in_a_script_names_no_magics() -> None:
     """Whether numpy refuses to write, or an operation."""
     x = np.zeros(40_000)
@@ -207,7 +207,7 @@ def test_advice_in_a_script_names_no_magics() -> None:
             assert "--share" not in said
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_name_that_only_the_script_has_is_explained(two_ranks: nbp.Session) -> None:
     """If the cell was run without a namespace; not for a name that is in none, nor in a function's module."""
     for cell in ("only_here + 1", "def f():\n    return only_here\nf()"):

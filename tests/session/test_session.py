@@ -175,7 +175,7 @@ def test_what_a_kept_thread_prints_for_a_cell_is_that_cells(four: Session, kind:
         assert four.run(cell.format(word), ranks=[1])[1].stdout == f"{word}\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_call_sends_functions_of_main_and_returns_results_in_rank_order(four: Session) -> None:
     """`call` takes a lambda with a closure, keywords of any name, and gives a list."""
     offset = 7

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.testing.processes import rank_pool
 from nbparallel.testing.waiting import wait_until
+from tests.harness.ranks import rank_pool
 from tests.multiprocessing.programs import run_program
 
 
@@ -29,7 +29,7 @@ def test_both_start_methods_work_and_leave_nothing(method: str) -> None:
         session.run("1")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_growing_and_shrinking() -> None:
     """New ranks join; ranks that hold variables are not taken away."""
     with Session(2) as session:
@@ -44,7 +44,7 @@ def test_growing_and_shrinking() -> None:
         assert session.run("mine + world_size").values == [2, 3]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
     """A rank that has only modules and names of the notebook may go; not one that may have changed them."""
 
@@ -64,7 +64,7 @@ def test_what_the_notebook_can_send_again_does_not_keep_ranks() -> None:
             session.resize(1)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_press_after_the_end_is_no_error() -> None:
     """Ctrl-C while a start that failed is cleaned up, or `interrupt` beside `stop`, finds nobody to wake."""
     session = Session(1)
@@ -74,7 +74,7 @@ def test_a_press_after_the_end_is_no_error() -> None:
     pool.wake()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_restart_of_one_rank_keeps_the_others() -> None:
     """Same number, fresh process; the others are the same processes with their variables."""
     with Session(3) as session:
@@ -106,7 +106,7 @@ def test_impossible_numbers_of_ranks_are_refused_with_the_reason(
         Session(size)  # type: ignore[arg-type]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_idle_session_uses_no_cpu() -> None:
     """No process of a session wakes up while nothing runs."""
     import psutil

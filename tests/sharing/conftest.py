@@ -19,7 +19,6 @@ from nbparallel.channel.segment_client import lost_error
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.sharing import Store
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
-from nbparallel.testing.stores import store_brokers
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import (
     Fetch,
@@ -34,6 +33,7 @@ from nbparallel.wire.segments import (
     unpack_segment,
     unpack_use,
 )
+from tests.harness.stores import store_brokers
 
 WAIT = 10.0
 

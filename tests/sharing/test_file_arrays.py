@@ -171,7 +171,7 @@ def test_a_network_file_system_may_be_insisted_on(tmp_path, monkeypatch):
             nbp.set_sharing_strategy("mmap", allow_nfs=True)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 100 << 30])
 def test_f50_sizes_that_do_not_fit_a_word(tmp_path, ranks, nbytes):
     """Files with holes, around 2**31 and 2**32 and larger than memory, open at once, here and on a rank."""
@@ -206,7 +206,7 @@ def test_numpy_saves_a_shared_array(tmp_path, strategy):
     assert np.array_equal(np.load(tmp_path / "y.npy"), x)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_ranks_see_the_same_file(tmp_path):
     """A file opened for reading is read-only on ranks; one opened for writing is written by all of them."""
     path = tmp_path / "x.npy"

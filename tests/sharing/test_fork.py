@@ -8,7 +8,7 @@ import pytest
 
 from nbparallel.errors import ForkedRankError
 from nbparallel.sharing import current_store, share
-from nbparallel.testing.stores import locked_store, own_sources, store_brokers
+from tests.harness.stores import locked_store, own_sources, store_brokers
 
 
 def in_child(function):
@@ -106,7 +106,7 @@ def test_a_fork_while_another_thread_holds_the_lock(store):
         thread.join(10)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["return", "exit", "exception"])
 def test_a_child_that_ends_as_python_does(way, tmp_path):
     """A forked child that runs all of the interpreter's clean-up harms nothing in the parent."""

@@ -50,7 +50,6 @@ def choose(k, r):
     k.trim()
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("scenario", [choose, send, pack, come_again])

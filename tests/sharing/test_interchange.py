@@ -221,7 +221,7 @@ def wrapped(x):
     }
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["name", "call", "push", "rank to rank"])
 def test_inside_any_object_the_handle_travels(ranks, way):
     """In dicts, closures, partials and nested lists an array arrives as the same memory, on every way."""
@@ -259,7 +259,7 @@ def ranks():
         yield session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_comes_back_is_the_values_own(ranks):
     """A rank's shared array inside a returned object is the same memory; a bare one is a snapshot."""
     ranks.run("mine = nbp.zeros(100_000)")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from nbparallel.sharing import store
-from nbparallel.testing.stores import store_usage
+from tests.harness.stores import store_usage
 
 FOLDER = os.path.dirname(store.__file__)
 """All code of sharing may be interrupted."""
@@ -112,7 +112,6 @@ def come_again(k, r):
     k.drain()
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("scenario", [make, send, come_home, pack, come_again])

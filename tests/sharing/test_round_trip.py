@@ -15,7 +15,7 @@ from nbparallel.errors import (
 )
 from nbparallel.sharing import is_shared, share, zeros
 from nbparallel.sharing.memory.array_layout import describe_dtype
-from nbparallel.testing.tiers import examples
+from tests.harness.tiers import examples
 
 byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
 
@@ -101,7 +101,7 @@ def test_in_another_process(connected, peer):
     assert peer.run("result = y.tolist()") == [1, 20, 3]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -12,7 +12,6 @@ from nbparallel.channel import Channel, SegmentClient, segment_client
 from nbparallel.errors import ChannelClosedError, ProtocolError, SegmentLostError
 from nbparallel.sharing import Store
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
-from nbparallel.testing.stores import store_brokers
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.segments import (
@@ -24,6 +23,7 @@ from nbparallel.wire.segments import (
     pack_use,
     segment_id,
 )
+from tests.harness.stores import store_brokers
 
 
 @pytest.fixture

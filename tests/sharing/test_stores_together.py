@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nbparallel.errors import SegmentLostError
-from nbparallel.testing.stores import store_usage
-from nbparallel.testing.tiers import examples
+from tests.harness.stores import store_usage
+from tests.harness.tiers import examples
 
 MOVES = st.lists(
     st.tuples(

@@ -106,7 +106,7 @@ def check_mutated_frames(tmp_path, count):
 
 NOISE = """
 import os, random, socket, stat
-from nbparallel.testing.stores import broker_socket, store_brokers
+from tests.harness.stores import broker_socket, store_brokers
 random_ = random.Random(seed)
 (broker,) = store_brokers()
 noise = random_.randbytes(random_.choice([1, 8, 24, 100, 60_000]))
@@ -120,7 +120,7 @@ wire.close()
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_f48_a_rank_that_talks_nonsense_harms_only_itself():
     """Bytes that are no frame cost that rank its connection or its life; the others go on."""

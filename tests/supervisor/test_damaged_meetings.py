@@ -201,7 +201,7 @@ def check(seed: int, turns: int) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_guests_that_say_anything() -> None:
     """No frame brings the supervisor down or costs it a descriptor."""
     for seed in range(6):

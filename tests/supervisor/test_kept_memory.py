@@ -18,8 +18,8 @@ from nbparallel.supervisor.ledger.actions import (
     Unmap,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.testing.tiers import examples
 from nbparallel.wire.segments import AllowWrite, Fetch, Forget, Freed, Hold, Register, Release, segment_id
+from tests.harness.tiers import examples
 from tests.supervisor.kept_memory import KeptMemory
 
 FIRST, SECOND, THIRD = (segment_id(0, serial) for serial in (1, 2, 3))

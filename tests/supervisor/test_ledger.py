@@ -21,7 +21,6 @@ from nbparallel.supervisor.ledger.actions import (
     Unrecord,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.testing.tiers import examples
 from nbparallel.wire.owners import record_path
 from nbparallel.wire.segments import (
     AllowWrite,
@@ -35,6 +34,7 @@ from nbparallel.wire.segments import (
     creator_of,
     segment_id,
 )
+from tests.harness.tiers import examples
 
 CLIENTS = st.integers(0, 2)
 SEGMENTS = st.builds(segment_id, CLIENTS, st.sampled_from([1, 1, 1, 2]))

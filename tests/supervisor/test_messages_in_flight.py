@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nbparallel.testing.tiers import examples
+from tests.harness.tiers import examples
 from tests.supervisor.messages_in_flight import MessagesInFlight
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_what_can_be_received_is_there_and_the_rest_is_not():
     """Parcels, mailboxes in mailboxes, guests and forks: no memory is taken from a message or a child."""

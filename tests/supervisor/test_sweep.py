@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nbparallel.supervisor import sweep as sweeps
 from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName, look, removal_text, sweep
-from nbparallel.testing.tiers import examples
 from nbparallel.wire import owners
 from nbparallel.wire.identity import Process
+from tests.harness.tiers import examples
 from tests.supervisor.leftovers import DEAD, ME, NOBODY, leave, left_in, owner, token
 
 pytestmark = pytest.mark.usefixtures("no_pointers")

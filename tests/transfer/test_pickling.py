@@ -150,7 +150,7 @@ def test_checksum_sees_a_swap():
     assert checksum_buffer(memoryview(x).cast("B")) != before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @given(
     st.recursive(st.integers() | st.text() | st.binary(), lambda inner: st.lists(inner) | st.tuples(inner))
 )

@@ -87,7 +87,7 @@ def panel(scene: Scene, outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> It
     assert not any(thread.name == "nbparallel-panel" for thread in threading.enumerate())
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_it_looks_only_while_something_runs(panel: Panel, scene: Scene, outputs: Outputs) -> None:
     """While the notebook or ranks run something it follows; then it sleeps, and nothing is sent twice."""
     assert list(outputs.now) == ["figures", "folds", "folded"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nbparallel.cluster.contract import Cluster
-from nbparallel.testing.clusters import ClusterTests
 from tests.cluster.dask_cluster import DaskProcesses
+from tests.harness.clusters import ClusterTests
 
 pytestmark = [
     pytest.mark.slow,

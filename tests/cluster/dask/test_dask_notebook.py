@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
 from tests.cluster.dask_cluster import DaskProcesses
+from tests.harness.kernel import Kernel
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,10 +15,10 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import HostLostError, ParallelError
-from nbparallel.testing.clusters import session_messages
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
+from tests.harness.clusters import session_messages
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,9 +16,9 @@ import pytest
 import nbparallel as nbp
 from nbparallel.cluster.contract import NodePort
 from nbparallel.errors import HostLostError, ParallelError, StartError
-from nbparallel.testing.clusters import ECHO, session_messages
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
+from tests.harness.clusters import ECHO, session_messages
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,7 +9,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import CollectiveMismatchError, ParallelError
-from nbparallel.testing.clusters import Loopback
+from tests.harness.clusters import Loopback
 
 pytestmark = pytest.mark.time_limit(60)
 CELL = """
@@ -32,7 +32,7 @@ def hosts() -> Iterator[nbp.Session]:
         yield session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_training_loop_is_the_same_on_hosts(hosts: nbp.Session) -> None:
     """Averages with and without weights, of arrays of any layout; every sample is in one batch."""
     with nbp.Session(4) as here:
@@ -42,7 +42,7 @@ def test_a_training_loop_is_the_same_on_hosts(hosts: nbp.Session) -> None:
     assert sorted(samples) == list(range(50))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_one_large_array_is_averaged_where_it_lies(hosts: nbp.Session) -> None:
     """In place, and every rank has the same bits."""
     cell = """

@@ -14,11 +14,11 @@ from nbparallel.cluster import host_arrays, host_session
 from nbparallel.cluster.contract import NodeReply
 from nbparallel.errors import HostBoundaryError, naming_hosts, rank_list
 from nbparallel.session.diagnostics.doctor import Severity, examine
-from nbparallel.testing.clusters import Loopback
-from nbparallel.testing.clusters.loopback import LoopbackHost
 from nbparallel.testing.waiting import wait_until
 from nbparallel_widgets.panel_view import PanelView
 from tests.cluster.sink import Sink
+from tests.harness.clusters import Loopback
+from tests.harness.clusters.loopback import LoopbackHost
 
 pytestmark = [
     pytest.mark.time_limit(60),
@@ -89,7 +89,7 @@ def test_before_the_start_there_is_nothing_to_see() -> None:
     session.stop()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_statistics_have_all_ranks_and_what_hosts_hold(hosts: nbp.Session) -> None:
     """Each with its host, and segments of two hosts are not one, though they have one number there."""
     pids = list(hosts.run("import os, numpy as np\nheld = nbp.zeros(50_000)\nos.getpid()").values)
@@ -187,7 +187,7 @@ def test_a_host_that_does_not_answer_is_not_seen(
     assert all(rank.state != "unseen" for rank in hosts.activity().ranks)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_lost_host_is_not_seen() -> None:
     """Every view says so, and has what the other host says."""
     cluster = Loopback(["a", "b"])
@@ -205,7 +205,7 @@ def test_a_lost_host_is_not_seen() -> None:
         assert "host b is lost" in session.activity().ranks[3].operation
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_start_and_an_array_on_its_way_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """From another thread; the sink gets a bar, which goes when the array is there."""
     monkeypatch.setattr(host_arrays, "BAR_SECONDS", 0.0)

@@ -15,9 +15,9 @@ from nbparallel.errors import (
     CollectiveTimeoutError,
     StaleWorkError,
 )
-from nbparallel.testing.ranks import context_of, parts_of
 from nbparallel.testing.waiting import wait_until
 from tests.distributed.conformance.oracle import DTYPES, allowed, example, expected, same
+from tests.harness.ranks import context_of, parts_of
 
 
 def begin_all(c: Communicator, x: np.ndarray[Any, Any], **options: Any) -> dict[str, tuple[Any, Any]]:

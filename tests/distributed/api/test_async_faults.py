@@ -19,11 +19,11 @@ from nbparallel.errors import (
     ForkedRankError,
     PeerFailedError,
 )
-from nbparallel.testing.ranks import Running, context_of
 from nbparallel.testing.waiting import wait_until
+from tests.harness.ranks import Running, context_of
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F32")
 def test_mismatches(outcomes: Any) -> None:
     """Other arguments, another order, or async_op on some only: an error on all, and no array changed."""
@@ -55,7 +55,7 @@ def test_mismatches(outcomes: Any) -> None:
             assert "rank  operation" in outcome.value, outcome
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F31")
 @pytest.mark.fault("F34")
 def test_waiting_in_vain(outcomes: Any) -> None:

@@ -14,10 +14,10 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.slots.slot_area import group_area, group_nbytes, prepare
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, PeerFailedError
-from nbparallel.testing.ranks import Running, context_of
+from tests.harness.ranks import Running, context_of
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_every_operation_in_every_group(ranks: Any) -> None:
     """Every subset of four ranks is a group in which every operation works, with roots of the world."""
@@ -165,7 +165,7 @@ def test_many_groups_drift_apart(ranks: Any) -> None:
     ranks(4, work)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F34")
 def test_deadlocks_across_groups(outcomes: Any) -> None:
     """Ranks that wait for each other in different groups are told: group, members, line."""

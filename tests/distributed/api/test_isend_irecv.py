@@ -146,7 +146,7 @@ def test_errors_come_when_waited_for(ranks: Any) -> None:
     ranks(2, work)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F34")
 def test_waiting_in_vain(outcomes: Any) -> None:
     """Two works that wait for each other are a deadlock; one whose source has finished as well."""

@@ -77,7 +77,6 @@ attempt(dist.all_reduce, x)
     scripts[1].wait(-signal.SIGKILL)
 
 
-@pytest.mark.by_turns
 def test_a_rank_that_is_killed_within(launcher: Launcher) -> None:
     """A death at any moment of a loop of collectives frees the others."""
     code = """\
@@ -122,7 +121,7 @@ time.sleep(1000)
     assert not [name for name in names if os.path.exists(name)]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("ending", ["raise", "exit"])
 def test_a_rank_that_fails_or_forgets(launcher: Launcher, ending: str) -> None:
@@ -159,7 +158,7 @@ def test_a_deadlock_is_seen(launcher: Launcher) -> None:
         assert script.wait()["kind"] == "DeadlockError"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_supervisor_that_is_killed(launcher: Launcher) -> None:
     """Nobody would notice a dead rank any more, so a wait says that; work without waits goes on."""
     code = """\

@@ -26,7 +26,7 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
     launcher.close()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_plain_processes_become_ranks(launcher: Launcher) -> None:
     """With torchrun's variables four processes join, and every family of operations works among them."""
     code = """\
@@ -56,7 +56,7 @@ assert not dist.is_initialized()
     assert launcher.places() == []
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_file_is_a_place_to_meet(launcher: Launcher) -> None:
     """Processes meet at a path, with ranks as arguments, while others meet at another one."""
     code = """\
@@ -106,7 +106,7 @@ say(sums=sums)
     assert launcher.places() == []
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_world_of_one(launcher: Launcher) -> None:
     """One process is a world, too."""
     (script,) = launcher.world(1, "dist.init_process_group(); say(sum=dist.all_reduce(5))")
@@ -206,7 +206,7 @@ say(again=dist.all_reduce(1))
         }  # fmt: skip
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_joining_twice_and_before_joining(launcher: Launcher) -> None:
     """The second call is refused; without the first one operations say what is missing."""
     code = """\

@@ -41,7 +41,7 @@ def launch(command: list[str], folder: Path, **environment: str) -> list[str]:
     return sorted(line for line in done.stdout.splitlines() if " of " in line)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(400)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed: no torchrun")
 def test_torchrun(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_versions_that_differ(launcher: Launcher) -> None:
         assert "nbparallel other" in script.wait()["text"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_one_that_ends_while_the_others_come(launcher: Launcher, number: int) -> None:
@@ -186,7 +186,7 @@ def test_nonsense_at_the_door_disturbs_nobody(launcher: Launcher) -> None:
         stranger.close()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("opened", [False, True])
 def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:

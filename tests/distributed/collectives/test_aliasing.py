@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 OPERATIONS = (
     "all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "reduce_scatter", "scatter", "gather",
@@ -65,7 +65,7 @@ def overlapping(
         y[b : b + size] = brought[(me - 1) % n]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F38")
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -14,8 +14,8 @@ import pytest
 from nbparallel.distributed import Communicator, ReduceOp
 from nbparallel.distributed.collectives.scalars import check_number
 from nbparallel.distributed.operators import Operator, find_operator, operator_for
-from nbparallel.testing.ranks import context_of
 from tests.distributed.conformance.oracle import DTYPES, OPERATORS, allowed, example, expected
+from tests.harness.ranks import context_of
 
 SIZES = (0, 1, 7, 1000, 3000, 40_000, 300_000)
 """Inside a slot, beyond `SHARED_INLINE`, beyond a slot, several chunks."""
@@ -36,7 +36,7 @@ def layouts(x: np.ndarray[Any, Any], communicator: Communicator) -> dict[str, np
     return found
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.time_limit(60)
@@ -73,7 +73,7 @@ def test_the_mean_is_called_avg(name: str) -> None:
         find_operator(name)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_layouts(ranks: Any, n: int) -> None:
     """Arrays that lie differently on each rank meet, elements beside them stay, and 0-d arrays work."""
@@ -222,7 +222,7 @@ def test_the_same_memory_twice(ranks: Any) -> None:
     ranks(3, work)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_sizes_in_turn(ranks: Any) -> None:
     """Paths follow each other in any order, more often than there are slots and chunks."""
 

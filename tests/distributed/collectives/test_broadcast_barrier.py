@@ -10,10 +10,10 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import broadcast, direct
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(100)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

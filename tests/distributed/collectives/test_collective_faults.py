@@ -15,7 +15,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import NbParallelError, PeerFailedError
-from nbparallel.testing.ranks import RankOutcome, Running, context_of
+from tests.harness.ranks import RankOutcome, Running, context_of
 
 POINTS = [p for p in fault_injection.POINTS if p != "waiting"]
 OPERATIONS = (
@@ -86,7 +86,7 @@ def check(found: list[RankOutcome], victim: int, *, died: bool) -> None:
             assert ended - found[victim].death_ns < 1e9  # five times the promise: this machine is shared
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)
@@ -103,7 +103,7 @@ def test_killed(outcomes: Any, operation: str) -> None:
         check(found, victim, died=True)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(60)
@@ -148,7 +148,7 @@ def test_killed_while_waiting(outcomes: Any, operation: str) -> None:
     check(outcomes(3, work, faults="waiting:1:1:kill"), 1, died=True)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F21")
 def test_every_rank_interrupted(outcomes: Any) -> None:
     """SIGINT to all ranks ends every collective: by it, or because another rank was interrupted first."""
@@ -175,7 +175,7 @@ def test_every_rank_interrupted(outcomes: Any) -> None:
                 assert "was interrupted" in str(outcome.error), (operation, outcome)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F3")
 def test_no_late_writer_into_the_root(outcomes: Any) -> None:
     """A root of reduce that is interrupted raises only when no stopped peer can still write its part."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 DTYPES = ("b1", "i1", "u2", "i8", "f2", "f8", "c16", ">f4", "M8[s]", "S5", "U3", "i4,f8")
 SIZES = (0, 1, 7, 3000, 20_000, 300_000)
@@ -58,7 +58,7 @@ def layouts(x: np.ndarray[Any, Any], c: Communicator) -> list[np.ndarray[Any, An
     ]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -181,7 +181,7 @@ def test_results_are_the_callers_own(ranks: Any) -> None:
     ranks(3, work)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_sender_may_write_at_once(ranks: Any) -> None:
     """What a rank writes into its array after the call reaches nobody."""
 

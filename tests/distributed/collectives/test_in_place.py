@@ -16,8 +16,8 @@ from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.runtime import peer_memory
 from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
-from nbparallel.testing.ranks import context_of
 from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
+from tests.harness.ranks import context_of
 
 SIZE = 20_011
 """Elements: more than a slot holds, and no multiple of a slice, a block or a piece."""

@@ -15,8 +15,8 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import in_place, staging
 from nbparallel.distributed.runtime import fault_injection, peer_memory
 from nbparallel.errors import CollectiveTimeoutError, NbParallelError, PeerFailedError
-from nbparallel.testing.ranks import Running, context_of, parts_of
 from nbparallel.testing.waiting import wait_until
+from tests.harness.ranks import Running, context_of, parts_of
 
 SIZE = 20_011
 """Elements: more than a slot holds."""
@@ -114,7 +114,7 @@ def repeat(c: Communicator, operation: str, least: int = 0) -> Any:
     return "ended", None, count[0]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(120)
@@ -141,7 +141,7 @@ def test_every_point(outcomes: Any, monkeypatch: pytest.MonkeyPatch, operation: 
                 assert any(found[rank].value[2] for rank in (0, 1)), (point, action, "nothing was read")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(120)
@@ -175,7 +175,7 @@ def test_stopped_and_continued(
         assert stopped[0], "nobody was stopped"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F3")
 @pytest.mark.parametrize("step", ["confirm", "fetch"])
 def test_a_death_that_is_not_recorded_yet(outcomes: Any, step: str) -> None:
@@ -236,7 +236,7 @@ def test_time_runs_out_for_an_array_that_nobody_reads(outcomes: Any, operation: 
     assert isinstance(found[1 - source].error, PeerFailedError), found
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["broadcast", "scatter"])
 def test_a_member_that_has_ended_behind_the_call(outcomes: Any, operation: str) -> None:
     """Only those that were read of have to live until then: others may have ended, as a script's ranks do."""
@@ -279,7 +279,7 @@ def test_a_process_id_that_is_used_again(tmp_path: Any) -> None:
     last = "/proc/sys/kernel/ns_last_pid"
     if not os.access(last, os.W_OK):
         pytest.skip("only root can choose a process id")
-    from nbparallel.testing.ranks import run_ranks
+    from tests.harness.ranks import run_ranks
 
     def work(c: Communicator) -> str:
         memory = context_of(c).peers.memory

@@ -9,7 +9,7 @@ import numpy as np
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives.in_place import LEAST_MOVED
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 SIZE = LEAST_MOVED // 4 + 11
 """Elements of an array that is large enough to be read in place."""

@@ -78,7 +78,7 @@ def test_every_collective_whole(ranks: Any, way: str, n: int) -> None:
 
 
 @pytest.mark.matrix(cover=(), size=1)
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize(("n", "seed", "count"), [(2, 11, 1500), (3, 12, 1000), (4, 13, 600)])
 def test_random_programs(ranks: Any, way: str, n: int, seed: int, count: int) -> None:

@@ -21,8 +21,8 @@ from nbparallel.distributed.runtime import shared_arrays
 from nbparallel.distributed.runtime.peers import Peers
 from nbparallel.distributed.slots import slot_area
 from nbparallel.errors import CollectiveMismatchError
-from nbparallel.testing.ranks import context_of
 from nbparallel.wire.control_layout import Layout
+from tests.harness.ranks import context_of
 
 MANY = 64
 

@@ -64,7 +64,7 @@ def mixed(c: Communicator, count: int, seed: int) -> int:
     return count
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(600)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of
 from tests.distributed.conformance.oracle import DTYPES, OPERATORS, allowed, example, expected, same
+from tests.harness.ranks import context_of
 
 SIZES = (0, 1, 7, 3000, 9000, 300_000)
 """Inside a slot, beyond it, several chunks."""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -54,7 +54,7 @@ def test_every_dtype_size_operator_and_root(ranks: Any, n: int) -> None:
     assert min(ranks(n, work, seconds=80)) > 100
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_layouts_and_guards(ranks: Any, n: int) -> None:
     """Arrays that lie differently meet; what lies beside them stays; a read-only root gets a new array."""
@@ -129,7 +129,7 @@ def test_numbers_and_lists(ranks: Any, n: int) -> None:
     ranks(n, work)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 40_000])
 def test_an_output_inside_the_input(ranks: Any, size: int) -> None:
     """A part of the input may take the result, whoever still reads it, in private and shared memory."""

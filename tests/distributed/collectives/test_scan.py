@@ -11,13 +11,13 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import staging
 from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
-from nbparallel.testing.ranks import context_of
 from tests.distributed.conformance.oracle import expected, located
+from tests.harness.ranks import context_of
 
 KIB = 1 << 10
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_every_route(ranks: Any, monkeypatch: Any, n: int) -> None:
@@ -42,7 +42,7 @@ def test_every_route(ranks: Any, monkeypatch: Any, n: int) -> None:
     ranks(n, work, seconds=50)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
 def test_after_other_operations_on_the_same_chunks(ranks: Any, n: int) -> None:
     """Operations that use the staging buffers in turns do not read each other's pieces."""
@@ -110,7 +110,7 @@ def test_scan_refuses_what_all_reduce_refuses(ranks: Any) -> None:
     ranks(2, work)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_locations(ranks: Any) -> None:
     """The lowest location of several, ranks by default or what is passed; NaN wins, and values stay exact."""
 

@@ -71,7 +71,7 @@ def check(c: Communicator, operation: str, make: Callable[[int, int], Any], out:
         assert (out[source] == (0 if untouched else expected)).all(), (operation, source)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=3)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("n", [2, 3])
@@ -185,7 +185,7 @@ def repeat(c: Communicator, operation: str) -> Any:
         return type(error).__name__, getattr(error, "rank", None)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)

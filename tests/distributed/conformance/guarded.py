@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 LAYOUTS = ("private", "shared", "strided", "shared strided", "backwards", "fortran")
 GUARD = 64

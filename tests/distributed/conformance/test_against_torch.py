@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import run_ranks
+from tests.harness.ranks import run_ranks
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: nothing to compare with", allow_module_level=True)

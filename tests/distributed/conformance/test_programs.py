@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, PeerFailedError
-from nbparallel.testing.ranks import run_ranks
-from nbparallel.testing.tiers import examples
 from tests.distributed.conformance.cases import ALL, REDUCTIONS, ROOTED, Setting, complete
 from tests.distributed.conformance.guarded import LAYOUTS
 from tests.distributed.conformance.oracle import OPERATORS
+from tests.harness.ranks import run_ranks
+from tests.harness.tiers import examples
 
 SHOWN = {
     "reduce_scatter_tensor": "reduce_scatter", "all_gather_into_tensor": "all_gather",
@@ -85,7 +85,6 @@ def run(c: Communicator, program: list[Step]) -> tuple[int, str, bool]:
     return len(program), "", True
 
 
-@pytest.mark.by_turns
 @given(
     st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(steps(n), min_size=1, max_size=30)))
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 SIZES = [0, 1, 3, 100, 1500, 10_000, 80_000]
 CHANCES = [0.05, 0.3, 0.2, 0.2, 0.15, 0.07, 0.03]
@@ -129,7 +129,6 @@ def program(c: Communicator, operations: int, seed: int) -> int:
     return operations
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(120)

@@ -15,7 +15,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.data_parallel.buckets import BUCKET, plan_of
 from nbparallel.errors import CollectiveMismatchError, PeerFailedError
-from nbparallel.testing.ranks import context_of, parts_of, wrap_collectives
+from tests.harness.ranks import context_of, parts_of, wrap_collectives
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (), (7,), (0, 2), (40, 50), (1, 1, 1))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
-from nbparallel.testing.tiers import examples
+from tests.harness.tiers import examples
 
 plans = st.builds(
     BatchSchedule,

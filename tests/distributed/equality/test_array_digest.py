@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nbparallel.distributed.equality.array_digest import CHUNK, Differences, checksums, chunk_of, comparable
 from nbparallel.distributed.equality.flatten import digest_of, flatten
-from nbparallel.testing.tiers import examples
+from tests.harness.tiers import examples
 
 
 @given(st.sampled_from(["f2", "f4", ">f8", "g", "c8", "G"]), st.integers(1, 40), st.integers(0, 2**32 - 1))

@@ -21,8 +21,8 @@ from nbparallel.errors import (
     NbParallelError,
     UnpicklableError,
 )
-from nbparallel.testing.ranks import context_of
 from tests.distributed.collectives.test_data_movement import DTYPES, example
+from tests.harness.ranks import context_of
 
 
 class Model:
@@ -219,7 +219,7 @@ def test_much_that_differs(ranks: Any) -> None:
         assert moved < 2 * MAX_CHUNKS * CHUNK
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_groups_and_after(ranks: Any) -> None:
     """It works in a group, names ranks of the world, and operations go on after it has raised."""
 

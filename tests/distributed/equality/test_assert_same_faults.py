@@ -18,10 +18,10 @@ from nbparallel.errors import (
     DifferentDataError,
     PeerFailedError,
 )
-from nbparallel.testing.ranks import context_of, wrap_collectives
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import State
 from tests.distributed.equality.test_assert_same import message
+from tests.harness.ranks import context_of, wrap_collectives
 
 
 def test_somebody_does_something_else(ranks: Any, outcomes: Any) -> None:
@@ -42,7 +42,7 @@ def test_somebody_does_something_else(ranks: Any, outcomes: Any) -> None:
         ranks(2, none)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(5))
 def test_a_rank_dies_while_it_looks(outcomes: Any, step: int) -> None:
     """A rank that is killed in any step of the comparison frees the others, who say so."""

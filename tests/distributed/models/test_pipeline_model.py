@@ -87,7 +87,7 @@ def test_two_members(order: str, pieces: int) -> None:
     assert Scan(2, min(pieces, 4) if order == "weak" else pieces, weak=order == "weak").explore(order) > 20
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("members", "pieces"), [(3, 1), (3, 5), (4, 2)])
 def test_more_members(members: int, pieces: int) -> None:
     """Members in the middle wait for both sides."""

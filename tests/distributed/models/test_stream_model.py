@@ -20,7 +20,7 @@ def stream(messages: tuple[int, ...], order: str, wrong: str = "", **options: bo
     return Stream(messages, weak=order == "weak", wrong=wrong, **options)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("messages", [(3,), (1, 3), (3, 1, 3), (2, 1, 1, 3)])
 def test_every_message_arrives_as_it_was_sent(order: str, messages: tuple[int, ...]) -> None:
@@ -50,7 +50,7 @@ def test_longer_ones_in_weak_order(messages: tuple[int, ...]) -> None:
         assert stream(messages[:2], "weak").explore("weak", **fault) > 20_000
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "messages", "order", "seen"),
     [
@@ -83,7 +83,7 @@ def test_the_model_sees_what_is_done_wrong(
         stream(messages, order, wrong).explore(order)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_memory_is_held_before_it_is_announced() -> None:
     """A sender that is interrupted between the two would use memory again that is still to be read."""
     with pytest.raises(WrongError, match="reads -1 in content0, not 200"):

@@ -9,7 +9,7 @@ import pytest
 
 from nbparallel.distributed import Communicator, strict_sync
 from nbparallel.errors import CollectiveMismatchError, CollectiveTimeoutError, DeadlockError, PeerFailedError
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 VALUES: list[Any] = [
     0, -(10**30), 1.5, None, True, "text", "long" * 20_000, b"bytes",
@@ -22,7 +22,7 @@ def array(dtype: str, size: int) -> np.ndarray[Any, Any]:
     return (np.arange(size) % 89).astype("u1").astype(dtype)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_every_pair_and_kind(ranks: Any, n: int) -> None:
     """Any value arrives as what it was, from any rank to any other, itself included."""
@@ -253,7 +253,7 @@ def test_a_cell_on_some_ranks(outcomes: Any) -> None:
         assert outcome.error is None, outcome
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_time_outs(ranks: Any) -> None:
     """A time-out raises who did not arrive, and a recv may be tried again."""
 

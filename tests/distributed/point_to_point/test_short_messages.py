@@ -13,8 +13,8 @@ from nbparallel.distributed.point_to_point.packing import SHORT
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.errors import CollectiveMismatchError
-from nbparallel.testing.ranks import parts_of
 from nbparallel.testing.waiting import wait_until
+from tests.harness.ranks import parts_of
 
 
 def count(monkeypatch: Any, name: str) -> list[bool]:

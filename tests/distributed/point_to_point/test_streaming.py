@@ -20,7 +20,7 @@ from nbparallel.errors import (
     NbParallelError,
     SharedMemoryFullError,
 )
-from nbparallel.testing.ranks import Running, context_of
+from tests.harness.ranks import Running, context_of
 
 CHUNK = 16 << 10
 WINDOW = CHUNK * streaming.CHUNKS

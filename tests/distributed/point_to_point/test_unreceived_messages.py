@@ -15,11 +15,11 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, ForkedRankError
 from nbparallel.sharing.store import Store
-from nbparallel.testing.ranks import context_of, parts_of
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire import control
 from nbparallel.wire.inspection import MessageReport, SentMessage
 from nbparallel.wire.messages import MessageSettlement
+from tests.harness.ranks import context_of, parts_of
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_memory_of_messages_that_will_be_dropped(ranks: Callable[..., list[Any]]
     assert ranks(2, work)[0] == (True, 0)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F64")
 def test_a_child_that_returns_into_an_operation_is_no_rank(ranks: Callable[..., list[Any]]) -> None:
     """A handler forks while the rank waits, and returns in the child too: only the rank goes on."""

@@ -13,7 +13,7 @@ from nbparallel.session import Session
 from nbparallel.testing import processes
 from tests.distributed.races.programs import CELLS, WITHOUT_RACE, RacyCell
 
-pytest_plugins = ["nbparallel.testing.sessions"]
+pytest_plugins = ["tests.harness.sessions"]
 NAP = "import random, time\ndef nap():\n    time.sleep(random.random() / 500)"
 
 
@@ -44,7 +44,7 @@ def test_a_race_is_named(three_ranks: Session, name: str) -> None:
     assert cell.array in str(report)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.parametrize("name", CELLS)
 def test_what_was_missing_mends_it(three_ranks: Session, name: str) -> None:
@@ -101,7 +101,7 @@ def test_an_unchecked_cell_has_no_races(three_ranks: Session) -> None:
         result.races  # noqa: B018
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_failed_cell_reports_what_was_done(three_ranks: Session) -> None:
     """The error has the report of all ranks."""
     with pytest.raises(ParallelError) as raised:
@@ -148,7 +148,7 @@ def test_functions_of_other_cells_and_files(three_ranks: Session) -> None:
     assert report.races[0].cells == ("In[2]", "In[2]")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_every_collective_runs_as_without(three_ranks: Session) -> None:
     """Operations take traced arrays, fill and return them, and give the results that they give without."""
     source = """
@@ -182,7 +182,7 @@ found
     assert repr(list(plain)) == repr(list(traced.values))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_dead_rank(three_ranks: Session) -> None:
     """What it did is not known, and the report says so; the next cell is checked again."""
     with pytest.raises(ParallelError) as raised:
@@ -194,7 +194,7 @@ def test_a_dead_rank(three_ranks: Session) -> None:
     assert str(checked(three_ranks, "grid[rank] = 1")).startswith("no race among 3 ")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_interrupt(three_ranks: Session) -> None:
     """The report has what was done until then."""
     with pytest.raises(CellTimeoutError) as raised:
@@ -228,7 +228,7 @@ len(places)
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_memory_that_is_used_again(three_ranks: Session) -> None:
     """Two arrays, one after the other, at one address do not race; one array that is written again does."""
     new, kept = (
@@ -241,7 +241,7 @@ def test_memory_that_is_used_again(three_ranks: Session) -> None:
     three_ranks.run("del kept")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
     """What was sent before the end is compared like the rest, and of a rank that dies it is all there is."""
     three_ranks.run(
@@ -282,7 +282,7 @@ def test_functions_of_a_checked_cell_are_as_fast_as_others_afterwards(three_rank
     assert three_ranks.run(names).values == [[(), ("counter",), ()]] * 3
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

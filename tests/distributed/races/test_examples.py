@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
 from tests.distributed.races.test_notebooks import TITLE
 from tests.docs.test_examples import PAGES, ROOT, examples
+from tests.harness.kernel import Kernel
 
 ON_PURPOSE = {
     "change-shared-data": ["1 harmless race"],

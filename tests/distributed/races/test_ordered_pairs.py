@@ -13,7 +13,7 @@ import pytest
 from nbparallel.distributed.races.recording.operation_effects import COLLECTIVES, MESSAGES, Order
 from nbparallel.session import Session
 
-pytest_plugins = ["nbparallel.testing.sessions"]
+pytest_plugins = ["tests.harness.sessions"]
 
 Pairs: TypeAlias = set[tuple[int, int]]
 """Of ranks: what the first did before is ordered before what the second does after."""
@@ -113,7 +113,7 @@ def test_every_operation_is_here() -> None:
     assert all(name in named for name in MESSAGES)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=6)
 @pytest.mark.parametrize("name", CALLS)
 def test_collectives(three_ranks: Session, name: str) -> None:
@@ -121,7 +121,7 @@ def test_collectives(three_ranks: Session, name: str) -> None:
     assert unordered(three_ranks, "n = 3\n" + CALLS[name] % "") == not_in(order_of(name))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=4)
 @pytest.mark.parametrize("name", CALLS)
 def test_of_a_group(three_ranks: Session, name: str) -> None:
@@ -131,7 +131,7 @@ def test_of_a_group(three_ranks: Session, name: str) -> None:
     assert unordered(three_ranks, calls) == not_in(order_of(name), (0, 1))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=4)
 @pytest.mark.parametrize("name", ASYNC)
 def test_with_async_op(three_ranks: Session, name: str) -> None:
@@ -164,7 +164,7 @@ def wait():
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("last", TURNS)
 @pytest.mark.parametrize("first", ["with", "acquire, release", "dropped"])

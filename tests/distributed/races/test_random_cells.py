@@ -11,14 +11,13 @@ from nbparallel.session import Session
 from tests.distributed.races.random_cells import CELLS, RandomCell
 
 
-@pytest.mark.by_turns
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_reported_are_the_races_of_the_model(
     ranks: int, sampled: Callable[..., Sequence[int]], pytestconfig: pytest.Config
 ) -> None:
     """Of collectives of all ranks and of groups, async ones, and messages in any order."""
-    first = 1000 * pytestconfig.option.matrix_seed
+    first = 1000 * pytestconfig.option.seed
     with Session(ranks) as session:
         for seed in sampled(range(first, first + 200), one_in=20):
             cell = RandomCell(seed, ranks)

@@ -9,8 +9,8 @@ from nbparallel.distributed.races.recording.user_lines import label_function
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
-pytest_plugins = ["nbparallel.testing.sessions"]
-pytestmark = pytest.mark.by_turns
+pytest_plugins = ["tests.harness.sessions"]
+pytestmark = pytest.mark.slow
 COPY = """part = np.zeros(4)
 if rank == 0:
     grid[0:4] = 1

@@ -63,7 +63,7 @@ def stopped(running: Any, rank: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "T"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_stopped_while_it_changes_its_slot(outcomes: Any) -> None:
     """A rank stopped between two words counts as computing: nobody is told of a deadlock, and all go on."""
 
@@ -86,7 +86,7 @@ def test_stopped_while_it_changes_its_slot(outcomes: Any) -> None:
     assert [outcome.value for outcome in outcomes(2, work, meanwhile=meanwhile)] == [30, 30]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_nobody_is_held_up_by_a_stopped_one(outcomes: Any) -> None:
     """Who reads the slot of a rank that is stopped between two words can be interrupted meanwhile."""
     pressed: list[float] = []

@@ -49,7 +49,7 @@ def test_a_kept_error_says_the_same(error: BaseException, kind: type[BaseExcepti
         assert "no room" in str(kept)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_rank_survives_want_of_memory() -> None:
     """Any of our errors ends the cell, never the rank: it keeps its variables."""
     with Session(2) as session:

@@ -16,7 +16,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import ForkedRankError, NbParallelError, PeerFailedError
 from nbparallel.session.tasks.escalation import REPEAT_SECONDS
-from nbparallel.testing.ranks import RankOutcome, Running, context_of
+from tests.harness.ranks import RankOutcome, Running, context_of
 
 SIZES = {"8 B": 1, "64 KiB": 8192, "16 MiB": 2 << 20}
 PATIENCE = 5
@@ -58,7 +58,7 @@ def check(found: list[RankOutcome], victim: int, *, died: bool) -> None:
             assert ended - found[victim].death_ns < PATIENCE * 0.2e9
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)
@@ -118,7 +118,7 @@ def test_killed_inside_send(outcomes: Any, point: str, size: str) -> None:
     assert found[1].value == 0
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(60)
@@ -150,7 +150,7 @@ def test_interrupted_inside_all_reduce(outcomes: Any, size: str, shared: bool, a
         check(found, victim, died=False)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F21")
 @pytest.mark.parametrize("what", ["recv", "recv any", "barrier", "all_reduce", "broadcast", "send"])
@@ -186,7 +186,7 @@ def test_every_rank_interrupted(outcomes: Any, what: str) -> None:
         assert outcome.error_ns - begin < 1.5e9
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F21")
 @pytest.mark.time_limit(60)
 def test_interrupts_at_random_moments(outcomes: Any) -> None:
@@ -220,7 +220,7 @@ def test_interrupts_at_random_moments(outcomes: Any) -> None:
             assert outcome.rank == victim or isinstance(outcome.error, PeerFailedError), outcome
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_no_late_writer(outcomes: Any) -> None:
     """A rank whose peer is stopped while it writes into others' arrays raises only after it was freed."""

@@ -46,7 +46,7 @@ class Fences(Guards):
         return np.ndarray(shape, dtype, octets, at)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F37")
 @pytest.mark.time_limit(600)
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -14,7 +14,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
-from nbparallel.testing.ranks import Running, context_of
+from tests.harness.ranks import Running, context_of
 
 SIZES = {"8 B": 1, "64 KiB": 8192, "4 MiB": 1 << 19}
 
@@ -25,7 +25,7 @@ def stopped(running: Running, rank: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "T"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F60")
 @pytest.mark.time_limit(600)
@@ -80,7 +80,7 @@ def test_a_stopped_rank_can_be_killed(outcomes: Any) -> None:
     assert {type(found[r].error).__name__ for r in (0, 2)} == {"PeerFailedError"}, found
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F60")
 def test_who_acts_on_what_came_does_not_wait_any_more(outcomes: Any) -> None:
     """A rank that computes, or is stopped, after it waited is no part of a deadlock."""
@@ -98,7 +98,7 @@ def test_who_acts_on_what_came_does_not_wait_any_more(outcomes: Any) -> None:
     assert [outcome.value for outcome in outcomes(2, work)] == [7, 7]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F63")
 @pytest.mark.time_limit(600)
 def test_clocks_that_jump(outcomes: Any) -> None:

@@ -12,7 +12,6 @@ import pytest
 from nbparallel.distributed import Communicator
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F65")
 @pytest.mark.time_limit(600)

@@ -14,9 +14,9 @@ import pytest
 from nbparallel.distributed import Communicator, tracing
 from nbparallel.distributed.communicator import TRACED
 from nbparallel.sharing import Store
-from nbparallel.testing.ranks import context_of, parts_of
 from nbparallel.wire import control
 from nbparallel.wire.timeline import RankTimeline
+from tests.harness.ranks import context_of, parts_of
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime.waiting import rank_bit
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 MESSAGES = 25
 EARLY_SECONDS = 0.04

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.ranks import context_of
 from nbparallel.wire.control import Operation, State
+from tests.harness.ranks import context_of
 
 
 def numbers(count: int = 64) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -14,10 +14,10 @@ import pytest
 import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, PeerFailedError
-from nbparallel.testing.ranks import Running, context_of
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import ControlView, Operation, State
 from tests.distributed.slots.lock_states import numbers, waits
+from tests.harness.ranks import Running, context_of
 
 
 @pytest.mark.fault("F39")
@@ -168,7 +168,7 @@ def test_an_exception_inside_releases_it(outcomes: Any) -> None:
     assert (found[1].error, found[1].value) == (None, ()), found
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_failure_inside_does_not_end_the_wait_of_a_cell_that_goes_on(ranks: Any) -> None:
     """The failed holder has recorded its failure, and still holds the lock for a while."""
 

@@ -15,8 +15,8 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots import deadlock
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
-from nbparallel.testing.ranks import Running
 from nbparallel.wire.control import Operation
+from tests.harness.ranks import Running
 
 pytestmark = pytest.mark.fault("F34")
 
@@ -87,7 +87,7 @@ def test_a_finished_rank_in_the_chain(outcomes: Any) -> None:
     assert "rank 1 waits in recv(src=2)" in texts[0][0]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_deadline_is_no_edge(outcomes: Any) -> None:
     """A wait that ends by itself makes no deadlock."""
 

@@ -50,7 +50,7 @@ def test_a_source_that_finished(outcomes: Any) -> None:
         assert outcome.error is None, outcome
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F30")
 @pytest.mark.parametrize("n", [2, 4])

@@ -15,8 +15,8 @@ from nbparallel.distributed.api import locks
 from nbparallel.distributed.runtime import failures, rank_context, waiting
 from nbparallel.distributed.slots import lock_table
 from nbparallel.errors import CollectiveTimeoutError
-from nbparallel.testing.ranks import context_of
 from tests.faults.interrupts.instruction_signals import InstructionSignals
+from tests.harness.ranks import context_of
 
 FILES = {module.__file__ for module in (failures, lock_table, locks, rank_context, waiting)}
 

@@ -10,13 +10,13 @@ import pytest
 import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
-from nbparallel.testing.ranks import context_of
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import Operation
 from tests.distributed.slots.lock_states import waits
+from tests.harness.ranks import context_of
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F34")
 def test_a_holder_that_waits_for_a_waiter_is_a_deadlock(outcomes: Any) -> None:
     """Found within two seconds on both, with the lines of the lock and of the call; a third rank goes on."""

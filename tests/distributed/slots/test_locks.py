@@ -12,9 +12,9 @@ import pytest
 import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import ForkedRankError
-from nbparallel.testing.ranks import context_of
 from nbparallel.testing.waiting import wait_until
 from tests.distributed.slots.lock_states import numbers, waits
+from tests.harness.ranks import context_of
 
 
 def increment(shared: Any, times: int) -> None:
@@ -26,7 +26,7 @@ def increment(shared: Any, times: int) -> None:
             shared[0] = value + 1
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "cpus"), [(1, 1), (2, 2), (2, 1), (4, 4), (4, 2)])
 def test_one_rank_at_a_time(ranks: Any, n: int, cpus: int) -> None:
     """Every increment of all ranks counts, whether ranks spin or sleep while they wait."""

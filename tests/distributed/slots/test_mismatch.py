@@ -13,7 +13,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.slots import mismatch, slot_protocol
 from nbparallel.errors import CollectiveMismatchError
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 Call = Callable[[Communicator, np.ndarray[Any, Any]], Any]
 
@@ -36,7 +36,7 @@ def calls(size: int) -> dict[str, tuple[Call, np.ndarray[Any, Any]]]:
     }
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("size", [2, 3000, 200_000])
 @pytest.mark.fault("F32")
@@ -118,7 +118,7 @@ CHANGES = {
 """What must be the same on all ranks; `gather`, `scatter` and the others without lists move anything."""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(90)
@@ -313,7 +313,7 @@ def test_broadcast_contents(outcomes: Any) -> None:
             assert "broadcast" in outcome.value
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_early_answer(outcomes: Any) -> None:
     """Two ranks that differ are told while the third still computes, and so is the third when it comes."""
 

@@ -18,7 +18,7 @@ def matrix(**choices: object) -> str:
     return COLLECTIVES + CALL.format(**choices)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_collectives_as_over_gloo(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """Every collective of the world and of a group gives gloo's bits, blocking or not."""
     choices = {"dtypes": ["float32", "int64"], "shapes": [(2, 3)], "members": [None, [0, 1]]}
@@ -38,7 +38,7 @@ def test_all_dtypes_and_shapes(
     both(four, matrix(dtypes=ALL_DTYPES, shapes=shapes, members=members, modes=[asynchronous]))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_messages_and_objects_as_over_gloo(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """send, recv, isend, irecv, tags, any source, batches, lists of objects and coalesced operations."""
     both(session, MESSAGES)

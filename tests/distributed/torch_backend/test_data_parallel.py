@@ -95,7 +95,6 @@ def gradient(register):
     assert compressed == python != whole
 
 
-@pytest.mark.by_turns
 def test_training_as_over_gloo(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """Buckets and gradient accumulation with no_sync: losses and weights are gloo's."""
     values = both(session, f"{TRAIN}[{CHOICES['buckets']}, {CHOICES['accumulation']}]")

@@ -90,7 +90,6 @@ finally:
     assert session.run("step()", namespace={}).values[0] == expected
 
 
-@pytest.mark.by_turns
 def test_an_interrupt_in_a_backward_pass(
     session: nbp.Session, interrupted: Callable[[nbp.Session, str], None]
 ) -> None:
@@ -114,7 +113,7 @@ finally:
     assert session.run("step()", namespace={}).values[0] == expected
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_failed_collective_that_was_not_waited_for(session: nbp.Session) -> None:
     """An operation begun and never waited for runs at the end of the cell; if that fails, `wait` says so."""
     session.run("td.init_process_group()", namespace={})

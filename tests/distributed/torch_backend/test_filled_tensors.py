@@ -33,7 +33,7 @@ def names(session: nbp.Session) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_memory_for_reading_only(session: nbp.Session, names: dict[str, Any], call: str) -> None:
     """A tensor over an array that ranks may only read is refused: writing would end the rank."""
@@ -51,7 +51,7 @@ y = torch.ones(len(x), dtype=torch.float64)
     assert list(session.run("y.sum().item()", namespace={}).values) == [1 << 16] * 2
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_same_memory_for_reading_only(session: nbp.Session, names: dict[str, Any]) -> None:
     """Senders read such a tensor, and a broadcast between ranks of the same memory writes nothing."""
     found = session.run(
@@ -84,7 +84,7 @@ def test_views_that_cannot_be_filled(session: nbp.Session, tensor: str, instead:
         session.run(f"td.init_process_group()\ntd.all_to_all_single({tensor}, torch.ones(4))", namespace={})
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_output_that_is_no_rows_without_a_copy_is_refused(session: nbp.Session) -> None:
     """What was gathered would be lost in the copy."""
     with pytest.raises(nbp.ParallelError, match=r"strides \(1, 3\) as 2 rows .* pass `x\.contiguous\(\)`"):

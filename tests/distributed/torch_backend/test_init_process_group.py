@@ -23,7 +23,7 @@ def test_cells_run_again(session: nbp.Session) -> None:
     assert session.run("td.is_initialized()", namespace={}).values[0] is False
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_tutorial_sets_address_and_port(session: nbp.Session) -> None:
     """Rank, world size and a port of its own change nothing, also if another program listens there."""
     with socket.socket() as taken:
@@ -92,7 +92,7 @@ def test_a_backend_that_torch_lacks(session: nbp.Session, backend: str) -> None:
     assert session.run(f"td.init_process_group()\n{REDUCE}", namespace={}).values[0][2] == [2.0, 2.0]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_time_outs(session: nbp.Session) -> None:
     """A time-out of the group or of a call ends an operation, and names the rank that has not come."""
     cell = """

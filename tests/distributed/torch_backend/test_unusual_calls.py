@@ -9,7 +9,7 @@ import pytest
 import nbparallel as nbp
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_scalars_in_one_tensor(session: nbp.Session) -> None:
     """Tensors of no dimension are gathered into one tensor, and scattered from one."""
     found = session.run(
@@ -25,7 +25,7 @@ whole.tolist(), part.item()
     assert list(found) == [([1.0, 2.0], 1.0), ([1.0, 2.0], 3.0)]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_repeated_elements(session: nbp.Session, both: Callable[..., list[object]]) -> None:
     """The gradient of a sum, whose elements lie in one place, is reduced in place, as over gloo."""
     values = both(
@@ -171,7 +171,7 @@ time.sleep(60) if rank == 1 else work.wait()
     session.run("del work", namespace={})
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["rank=rank, world_size=4", "rank=0, world_size=2"])
 def test_a_world_that_cannot_come_about(session: nbp.Session, wrong: str) -> None:
     """A wrong rank or world size is an error: torch would wait for half an hour, and take no interrupt."""

@@ -17,9 +17,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from nbparallel.testing.plugin import old_ipykernel
 from nbparallel.testing.waiting import wait_until
 from tests.docs.notebooks.lesson_rules import tags
+from tests.harness.kernel.kernel_fixtures import old_ipykernel
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

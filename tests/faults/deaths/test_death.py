@@ -11,8 +11,8 @@ import pytest
 from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError, StartError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.session.tasks.escalation import GRACE_SECONDS
-from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
+from tests.harness.turns import Promised
 
 
 def runs(pid: int) -> bool:
@@ -39,7 +39,7 @@ def test_f1_a_rank_killed_while_idle_is_seen_at_once_and_comes_back(promised: Pr
         assert session.run("all_reduce(rank)").values == [3, 3, 3]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f1_a_dead_rank_is_called_so_when_the_next_cell_brings_it_back() -> None:
     """Not when its process is gone and nobody has told the session: that cell would fail by the death."""
     with Session(2) as session:
@@ -96,7 +96,7 @@ def test_f3_peers_of_a_killed_rank_are_freed_from_their_operation() -> None:
         assert session.run("globals().get('x')").values == [0, None, 2, 3]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     ("name", "source", "signal_name"),
@@ -124,7 +124,7 @@ def test_f5_a_crash_in_c_shows_its_signal_and_the_python_stack(
         assert session.run("rank").values == [0, 1]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f5_a_write_past_numpy_to_what_ranks_may_only_read_is_explained() -> None:
     """The rank that does it (as torch would, after `from_numpy`) is ended; the array stays what it was."""
     names = {"x": np.arange(100_000.0)}
@@ -138,7 +138,7 @@ def test_f5_a_write_past_numpy_to_what_ranks_may_only_read_is_explained() -> Non
     assert names["x"][0] == 0
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("code", [0, 3])
 def test_f7_exit_behind_our_back_is_a_death_whatever_the_code(code: int) -> None:
@@ -171,7 +171,7 @@ def test_f8_a_template_that_cannot_start_tells_why(monkeypatch: pytest.MonkeyPat
         Session(2).start()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("state", ["idle", "computing", "waiting"])
 def test_f9_a_killed_supervisor_takes_all_ranks_and_the_next_cell_starts_new_ones(

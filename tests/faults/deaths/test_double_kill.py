@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.sandboxes import missing_reason, on_private_places, run_script
+from tests.harness.sandboxes import missing_reason, on_private_places, run_script
 
 VICTIM = """
 import json, os, sys, numpy as np, nbparallel as nbp

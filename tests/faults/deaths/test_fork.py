@@ -12,7 +12,6 @@ from nbparallel.session import Session
 from nbparallel.testing.leaks import names_of
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("how", ["return", "_exit", "exception", "sys.exit"])
 def test_f64_a_forked_child_of_a_rank_gets_an_error_and_harms_nothing(how: str) -> None:
@@ -47,7 +46,7 @@ def test_f64_a_forked_child_of_a_rank_gets_an_error_and_harms_nothing(how: str) 
         assert session.run("all_reduce(float(x.sum()))").values == [1000.0, 1000.0]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f64_a_forked_child_of_the_owner_cannot_use_or_end_the_session() -> None:
     """The child's calls raise ForkedRankError, and its exit stops nothing."""
     from nbparallel.errors import ForkedRankError
@@ -100,7 +99,7 @@ ENDS = {
 }
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("end", [*ENDS, "return"])
 @pytest.mark.parametrize("point", ["enter", "wrote_header", "half_payload", "wrote_flag", "waiting", "leave"])
@@ -155,7 +154,7 @@ for child in children: os.waitpid(child, 0)
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("end", [*ENDS, "return", "return first"])
 @pytest.mark.parametrize("target", ["os.posix_fallocate", "os.symlink", "process_names.claim", "os.unlink"])

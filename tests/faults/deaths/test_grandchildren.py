@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
+from tests.harness.turns import Promised
 
 WAYS = {
     "subprocess": "pids.append(subprocess.Popen(['sleep', '1000']).pid)",
@@ -63,7 +63,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", WAYS)
 def test_f14_what_a_rank_started_goes_when_the_rank_is_killed(way: str, promised: Promised) -> None:
@@ -89,7 +88,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("way", WAYS)
 def test_f14_what_a_rank_started_goes_when_the_notebook_is_killed(way: str, promised: Promised) -> None:

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from nbparallel.testing.processes import ProcessRecord, family
-from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
+from tests.harness.turns import Promised
 
 OWNER = """
 import os, sys, threading

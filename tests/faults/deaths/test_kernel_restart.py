@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
-from nbparallel.testing.plugin import old_ipykernel
 from nbparallel.testing.processes import ProcessRecord
-from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
+from tests.harness.kernel import Kernel
+from tests.harness.kernel.kernel_fixtures import old_ipykernel
+from tests.harness.turns import Promised
 
 START = """
 %load_ext nbparallel
@@ -95,7 +95,6 @@ def test_f10_and_so_does_a_killed_kernel_of_an_older_ipykernel() -> None:
             wait_until_alone(kernel, -1)
 
 
-@pytest.mark.by_turns
 def test_f13_exit_in_a_cell_ends_everything() -> None:
     """``exit()`` while ranks are there: kernel and ranks are gone."""
     with Kernel() as kernel:

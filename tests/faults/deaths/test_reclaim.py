@@ -19,9 +19,9 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.testing.leaks import names_of
-from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.identity import process_state
+from tests.harness.turns import Promised
 
 MAKE = "mine = [nbp.share(np.full(50_000, rank), strategy=s) for s in ('file_system', 'mmap')]"
 
@@ -37,7 +37,6 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT", "SIGBUS"])
 def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str, promised: Promised) -> None:
@@ -69,7 +68,7 @@ def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str, promis
     nbp.sharing.current_store().drain()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_only_a_dead_rank_made_stays_while_others_hold_it() -> None:
     """A name goes with the last hold, not with its maker; its record tells whose it was until then."""
     with Session(2) as session:
@@ -223,7 +222,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_second_janitor_cleans_up_after_the_notebook() -> None:
     """First the supervisor is killed, a cell later the notebook: nothing is left, without any sweep."""
     with subprocess.Popen(

@@ -12,8 +12,8 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.session.tasks import escalation
-from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
+from tests.harness.turns import Promised
 
 
 @pytest.fixture
@@ -31,7 +31,6 @@ def interrupt_after(session: Session, seconds: float, source: str) -> None:
     assert isinstance(pending.exception(15), KeyboardInterrupt)
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("milliseconds", [0, 1, 2, 4, 6, 9, 13, 18, 25])
 def test_f20_an_interrupt_in_the_first_await(session: Session, milliseconds: int) -> None:
@@ -41,7 +40,7 @@ def test_f20_an_interrupt_in_the_first_await(session: Session, milliseconds: int
     assert list(session.run(cell).values) == [7]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f20_an_awaiting_cell_does_not_go_on_in_the_next(session: Session) -> None:
     """It is cancelled, its cleaning up runs, and the error names its line."""
     session.run("import asyncio\nseen = []")
@@ -57,7 +56,7 @@ def test_f20_an_awaiting_cell_does_not_go_on_in_the_next(session: Session) -> No
     assert list(session.run("await asyncio.sleep(0.5)\nseen").values) == [["cleaned"]]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f20_a_cell_that_does_not_end_when_it_is_cancelled(session: Session) -> None:
     """Its loop is left behind: the next cell has one of its own."""
     session.run("import asyncio")
@@ -80,7 +79,7 @@ def module(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f20_an_import_is_finished_first(session: Session, module: Path) -> None:
     """An interrupt that meets an import raises behind it; what it has imported is whole."""
     cell = f"import sys, time\nsys.path.append({str(module.parent)!r})\nimport slow_module\ntime.sleep(30)"
@@ -111,7 +110,7 @@ def test_f20_an_import_without_end_is_interrupted(session: Session, module: Path
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f22_the_limit_of_the_kill_counts_no_import(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +125,7 @@ def test_f22_the_limit_of_the_kill_counts_no_import(
     assert list(session.run("kept").values) == [1]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f22_no_frames_of_an_import_that_was_interrupted(session: Session, tmp_path: Path) -> None:
     """Their sources, of a large library, would take seconds; the cell's line says all."""
     (tmp_path / "takes_longer.py").write_text(
@@ -143,7 +142,7 @@ def test_f22_no_frames_of_an_import_that_was_interrupted(session: Session, tmp_p
     assert "takes_longer.py" not in "".join(failure.traceback)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f22_a_report_that_is_under_way_is_an_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from nbparallel.errors import CellTimeoutError
 from nbparallel.session import Session
-from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
+from tests.harness.turns import Promised
 
 
 def interrupt_when_busy(session: Session, after: float) -> threading.Thread:
@@ -73,7 +73,7 @@ def test_f20_at_random_moments(two_ranks: Session) -> None:
     assert [rank.pid for rank in two_ranks.statistics().ranks] == pids
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f25_idle_ranks_never_notice() -> None:
     """SIGINT to this process and to every rank while nothing runs changes nothing."""
     previous = signal.signal(signal.SIGINT, lambda *_: None)
@@ -114,7 +114,7 @@ def test_a_rank_that_swallows_interrupts_is_ended_after_the_ladder(two_ranks: Se
     assert note.startswith("rank 1 was ended: no answer to the interrupt; it was started again")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_time_out_interrupts_and_says_where(three_ranks: Session) -> None:
     """CellTimeoutError is a TimeoutError with the result, and with where each rank was."""
     cell = "import time; print('began')\nif rank == 1: recv(src=0)\nif rank == 0:\n    time.sleep(60)"
@@ -131,7 +131,7 @@ def test_a_time_out_interrupts_and_says_where(three_ranks: Session) -> None:
     assert three_ranks.run("rank").values == [0, 1, 2]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_first_failure_ends_ranks_that_compute_after_a_second_of_grace(
     promised: Promised, three_ranks: Session
 ) -> None:
@@ -144,7 +144,7 @@ def test_the_first_failure_ends_ranks_that_compute_after_a_second_of_grace(
     assert "ranks 0, 2 were released" in str(caught.value)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_session_in_a_thread_is_interrupted_from_another(two_ranks: Session) -> None:
     """`Session.interrupt` reaches a run wherever it waits, and is no trap for the main thread."""
     caught: list[BaseException] = []

@@ -62,7 +62,7 @@ def processes() -> list[str]:
     return [str(record) for record in family(os.getpid(), os.environ["NBP_TEST_RUN"])]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("where", START)
@@ -81,7 +81,7 @@ def test_f23_an_interrupt_while_ranks_start(monkeypatch: pytest.MonkeyPatch, whe
         assert session.run("all_reduce(1)").values == [2, 2]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("where", STOP)
@@ -144,7 +144,7 @@ def test_f23_an_interrupt_while_a_supervisor_is_prestarted_or_terminated(
     assert processes() == []
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f23_an_interrupt_behind_the_start_of_a_with_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks run when it raises, and the block is never entered: the session is stopped all the same."""
     session = Session(1)

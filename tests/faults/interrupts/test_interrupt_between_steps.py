@@ -85,7 +85,6 @@ CALLS: dict[str, Callable[[Session], object]] = {
 }
 
 
-@pytest.mark.by_turns
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("name", CALLS)
 def test_f20_a_press_at_every_instruction(session: Session, name: str, sampled: Any) -> None:

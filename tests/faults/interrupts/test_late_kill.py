@@ -12,8 +12,8 @@ from nbparallel.session import Session
 from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.escalation import InterruptEscalation
-from nbparallel.testing.processes import rank_pool
 from nbparallel.testing.waiting import wait_until
+from tests.harness.ranks import rank_pool
 
 STUBBORN = """
 import time
@@ -28,7 +28,6 @@ kept = 1
 """It says that it is there inside of the ``try``: before it, an interrupt would end the cell."""
 
 
-@pytest.mark.by_turns
 def test_f24_a_rank_that_has_answered_is_not_killed() -> None:
     """An answer that is there counts, also if the thread that waits has not read it yet."""
     notes: list[str] = []
@@ -45,7 +44,7 @@ def test_f24_a_rank_that_has_answered_is_not_killed() -> None:
         assert session.run("pass").notes == ()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f24_a_rank_that_answers_while_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its death belongs to the cell that was interrupted: the next one starts it again, and runs."""
     flag = np.zeros(2)

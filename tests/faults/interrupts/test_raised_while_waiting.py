@@ -18,8 +18,8 @@ import pytest
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.testing.turns import Promised
 from nbparallel.testing.waiting import wait_until
+from tests.harness.turns import Promised
 
 ENDLESS = "import time\nopen(started, 'w').close()\nwhile True: time.sleep(0.01); print('late')"
 
@@ -64,7 +64,7 @@ def check_stopped(session: Session, pids: list[int]) -> None:
     assert [rank.pid for rank in session.statistics().ranks] == pids
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("name", ["SIGALRM", "SIGUSR1", "SIGTERM"])
 def test_an_exception_of_a_signal_handler_stops_the_ranks(
@@ -112,7 +112,7 @@ def test_a_timer_that_fires_again_and_again(tmp_path: Path) -> None:
         check_stopped(session, pids)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_exception_of_another_thread_stops_the_ranks(tmp_path: Path) -> None:
     """So do time-outs that raise in the waiting thread through the interpreter."""
     started, main = tmp_path / "started", threading.get_ident()
@@ -148,7 +148,7 @@ def test_it_is_raised_though_the_cell_has_failed() -> None:
         check_stopped(session, [rank.pid for rank in session.statistics().ranks])
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_start_that_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It leaves no process, and the session can be started again."""
     from nbparallel.session.processes.rank_pool import RankPool

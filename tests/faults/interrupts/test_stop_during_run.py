@@ -54,7 +54,6 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str], session: Se
     return threads
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("running", [False, True])
@@ -84,7 +83,7 @@ def test_f23_stop_while_another_thread_runs(
         session.run("1")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f23_a_rank_is_not_started_again_for_a_session_that_was_stopped(
     monkeypatch: pytest.MonkeyPatch,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.sandboxes import missing_reason, on_private_places
+from tests.harness.sandboxes import missing_reason, on_private_places
 
 SCRIPT = str(Path(__file__).with_name("peers_leftovers.py"))
 

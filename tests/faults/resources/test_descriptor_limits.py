@@ -235,7 +235,7 @@ def test_f44_the_limit_leaves_room():
     assert limit // 2 < process_limits.most_mappings() < limit
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("nbytes", [800, 800_000])
@@ -262,7 +262,7 @@ def test_f45_a_name_that_somebody_removes(nbytes):
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f42_what_the_supervisor_refused_goes_out_when_there_is_room_again():
     """The same array, from the notebook as from a rank; not only a new one."""
@@ -295,7 +295,7 @@ def test_f42_what_the_supervisor_refused_goes_out_when_there_is_room_again():
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f42_the_reserve_is_left_to_other_code():
     """Shared arrays stop early: files, pipes and a session can still be opened, as many as the error says."""
     run(

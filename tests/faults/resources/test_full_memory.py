@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.sandboxes import memory_cgroup, missing_reason, on_small_tmpfs, run_script
+from tests.harness.sandboxes import memory_cgroup, missing_reason, on_small_tmpfs, run_script
 
 MIB = 1 << 20
 PRELUDE = """
@@ -130,7 +130,7 @@ assert names() == [], names()
     assert "--memory" not in nothing_left, "the container's memory is not what is full"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.time_limit(90)
 def test_f40_four_ranks_eat_at_once(small: Callable[..., str]) -> None:
@@ -149,7 +149,7 @@ assert names() == [], names()
 """)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["nbp.zeros(1 << 20, 'u1')", "nbp.share(np.ones(1 << 20, 'u1'))"])
 @pytest.mark.time_limit(60)
 def test_f40_filled_between_the_look_and_the_use(small: Callable[..., str], call: str) -> None:
@@ -271,7 +271,7 @@ assert np.load(path, mmap_mode="r").sum() == 7 << 20
     assert "--memory" not in done.stdout
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_f41_a_containers_limit(container: Callable[[int, str], None]) -> None:
     """Beyond a memory cgroup's limit there is an exception before the kernel kills anybody."""

@@ -33,7 +33,7 @@ from nbparallel.wire.segments import Fetch, Lost, LostReason, Register, segment_
 SEGMENT = segment_id(0, 1)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["file_system", "mmap"])
 def test_f45_names_removed_by_somebody_else(strategy: str) -> None:
     """Who has mapped it goes on, who has not attaches through the supervisor, nobody complains."""
@@ -52,7 +52,7 @@ def test_f45_names_removed_by_somebody_else(strategy: str) -> None:
     assert names["x"].sum() == np.arange(50_000.0).sum()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f45_at_random_moments() -> None:
     """A program that removes whatever it sees of ours, all the time: results stay right, nothing is left."""
     draw, done = random.Random(45), threading.Event()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nbparallel.session.processes import limits
-from nbparallel.testing.sandboxes import process_cgroup, run_script
 from nbparallel.wire import system
 from nbparallel.wire.system import TaskLimit, task_limits
+from tests.harness.sandboxes import process_cgroup, run_script
 
 USER = 54_321
 UNPRIVILEGED = [
@@ -61,7 +61,7 @@ def few_processes(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[st
         yield request.param, words_or_reason
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f74_the_check_counts_all_that_is_started(few_processes: tuple[str, list[str]]) -> None:
     """Supervisor, template and threads count: nothing is started that cannot be finished."""
@@ -72,7 +72,7 @@ def test_f74_the_check_counts_all_that_is_started(few_processes: tuple[str, list
     assert limit in text
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -85,7 +85,7 @@ def test_f74_a_rank_that_is_refused_is_told(few_processes: tuple[str, list[str]]
     assert seconds < 5.0
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

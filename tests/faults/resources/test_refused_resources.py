@@ -16,9 +16,10 @@ from nbparallel.errors import NbParallelError, StartError
 from nbparallel.session import Session
 from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.sharing import Store
-from nbparallel.testing.processes import family, rank_pool
-from nbparallel.testing.sandboxes import run_script
+from nbparallel.testing.processes import family
 from nbparallel.wire import control
+from tests.harness.ranks import rank_pool
+from tests.harness.sandboxes import run_script
 
 
 def refuse(number: int, after: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -37,7 +38,6 @@ def refuse(number: int, after: int) -> Callable[[Callable[..., Any]], Callable[.
     return decorate
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_f74_a_refused_call(monkeypatch: pytest.MonkeyPatch, owner: Any, name: s
         assert list(session.run("all_reduce(1)").values) == [2, 2]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("after", [0, 1])
 def test_f74_a_refused_thread(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
@@ -124,7 +124,7 @@ def test_f74_a_limit_on_the_size_of_files() -> None:
     assert "size of files" in doctor
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -153,7 +153,7 @@ STEPS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.may_leave("thread", "fd", reason="what raised may not have ended what it ends")
 @pytest.mark.parametrize(("owner", "name"), STEPS)
@@ -179,7 +179,7 @@ def test_f74_stop_goes_on(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
     session.stop()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f66_descriptors_of_the_session_that_the_notebook_closes() -> None:
     """`stop` ends all processes, and says what it found closed."""
     session = Session(1)
@@ -190,7 +190,7 @@ def test_f66_descriptors_of_the_session_that_the_notebook_closes() -> None:
     assert list(family(os.getpid(), os.environ["NBP_TEST_RUN"])) == []
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 @pytest.mark.parametrize("value", ["None", "object()", "open('/dev/null', 'w')"])

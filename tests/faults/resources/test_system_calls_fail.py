@@ -18,11 +18,11 @@ from nbparallel.session import Session
 from nbparallel.sharing import Access
 from nbparallel.sharing.strategies import registry
 from nbparallel.supervisor.event_loop import Outbox, take
-from nbparallel.testing.processes import rank_pool
-from nbparallel.testing.stores import broker_socket
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
+from tests.harness.ranks import rank_pool
+from tests.harness.stores import broker_socket
 
 
 class Failing:
@@ -123,7 +123,7 @@ def test_advice_that_is_not_taken_changes_nothing(monkeypatch):
     source.close()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("waiting", [False, True])
 def test_f66_a_rank_that_closes_everything(waiting: bool) -> None:
@@ -142,13 +142,13 @@ def test_f66_a_rank_that_closes_everything(waiting: bool) -> None:
         assert session.statistics().ranks[1].pid != before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("socket_of", ["rank", "notebook"])
 def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
     """Who can neither share nor say what it uses is replaced: memory would be nobody's."""
     cell = (
-        "from nbparallel.testing.stores import broker_socket, store_brokers\nbroker, = store_brokers()\n"
+        "from tests.harness.stores import broker_socket, store_brokers\nbroker, = store_brokers()\n"
         "broker_socket(broker).shutdown(2)"
     )
     with Session(2) as session:

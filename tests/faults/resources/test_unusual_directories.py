@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
+from tests.harness.sandboxes import missing_reason, on_small_tmpfs, run_script
 
 ALL_STRATEGIES = """
 import os, numpy as np, nbparallel as nbp
@@ -42,7 +42,6 @@ def script(*kinds: str) -> str:
     return ALL_STRATEGIES.format(kinds=kinds)
 
 
-@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_f74_the_first_process_of_a_container_with_64_mb() -> None:
     """No init, root, pid 1, Docker's /dev/shm: everything works, and no process is left when it ends."""
@@ -53,7 +52,7 @@ def test_f74_the_first_process_of_a_container_with_64_mb() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f74_a_read_only_dev_shm() -> None:
     """Anonymous memory and files on a disk work; named memory says why it does not."""
@@ -69,7 +68,7 @@ def test_f74_a_read_only_dev_shm() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f74_no_dev_shm(tmp_path: Path) -> None:
     """The same without the directory."""
@@ -85,7 +84,7 @@ def test_f74_no_dev_shm(tmp_path: Path) -> None:
     assert "no directory /dev/shm" in done.stdout
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f74_no_proc() -> None:
     """Ranks run and share what they may write; a read-only array, which needs /proc, is one clear error."""
@@ -107,7 +106,7 @@ def test_f74_no_proc() -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize(("call", "error"), [("memfd_create", "EPERM"), ("pidfd_open", "ENOSYS")])
 def test_f74_a_system_call_is_refused(call: str, error: str) -> None:

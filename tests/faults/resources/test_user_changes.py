@@ -28,7 +28,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_f66_what_a_cell_changes_on_a_rank_does_no_harm() -> None:
     """Directory, umask, environment, path, limits, files, handlers: rank 1 still does all that it did."""
@@ -49,7 +48,7 @@ def test_f66_what_a_cell_changes_on_a_rank_does_no_harm() -> None:
                 )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f69_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that found another numpy than the notebook runs: nothing starts, the error says what to do."""
     here = np.__version__

@@ -15,7 +15,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.monitoring.statistics import SessionStatistics
-from nbparallel.testing.processes import rank_pool
+from tests.harness.ranks import rank_pool
 
 NOBODY = 65534
 LISTENS = 0x10000
@@ -57,7 +57,7 @@ def doors(inodes: set[int]) -> list[str]:
     return found
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_f80_nothing_listens_and_nothing_has_a_name(start_method: str) -> None:
     """Of all sockets of kernel, supervisor, template and ranks none can be connected to."""
@@ -139,7 +139,7 @@ def refusals(pids: list[int]) -> dict[str, str]:
     return answer
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can become another user (setuid): run the tests as root to see it"
 )
@@ -165,7 +165,7 @@ def uncovered(pid: int | str) -> list[str]:
     return found
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f85_secrets_do_not_get_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of the notebook's environment or variables is in no command line, log or core file of ours."""
     monkeypatch.setenv("NBP_TEST_TOKEN", SECRET)

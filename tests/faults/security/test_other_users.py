@@ -62,7 +62,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f81_nothing_can_be_read(umask: int, tmp_path: Path) -> None:
     """Segments, descriptors, environment, memory: refused, whatever the umask."""
     folder = tmp_path / "chosen"

@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from nbparallel.testing import processes
-from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs
 from nbparallel.testing.waiting import wait_until
 from nbparallel.testing.watchdog import dump_and_kill
+from tests.harness.sandboxes import missing_reason, on_small_tmpfs
 
 ANSWER_SECONDS = 40.0
 """A hang's bound; the workload takes 50 ms, its repair after a death half a second."""

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.harness.kernel import CellOutcome, Kernel
 from tests.magics.cells import printed
 
 pytestmark = pytest.mark.time_limit(90)
@@ -48,7 +48,6 @@ def prepared(kernel: Kernel) -> Kernel:
     return kernel
 
 
-@pytest.mark.by_turns
 @pytest.mark.every_kernel
 def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) -> None:
     """Output lands in the async cell; a second cell is refused in a line; the result shows all once more."""
@@ -78,7 +77,7 @@ def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) 
     assert "Out[rank 0]: 1\nOut[rank 1]: 2" in printed(kernel.run("%parallel_result")), values
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_cells_in_flight(shared_kernel: Kernel) -> None:
     """With --queue they run one after the other, each with a handle that can be kept, in its own cell."""
     kernel = prepared(shared_kernel)
@@ -134,7 +133,7 @@ def test_the_stop_button_between_two_cells(shared_kernel: Kernel) -> None:
     assert kernel.run("%parallel 1").status == "ok"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(shared_kernel: Kernel) -> None:
     """With the cell's own line."""
     kernel = prepared(shared_kernel)
@@ -147,7 +146,7 @@ def test_a_failure_is_said_in_its_cell_and_raised_by_the_result(shared_kernel: K
     assert kernel.run("%parallel_tb -r 1").status == "ok"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_failure_keeps_no_values_of_others(shared_kernel: Kernel) -> None:
     """Names of ``-o`` whose cells have ended get their values, although the last cell has failed."""
     kernel = prepared(shared_kernel)
@@ -159,7 +158,7 @@ def test_a_failure_keeps_no_values_of_others(shared_kernel: Kernel) -> None:
     assert "has failed on the ranks" in value(kernel.run("failing"))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_cell_that_was_cancelled_is_not_called_done(shared_kernel: Kernel) -> None:
     """The handle says where the values will be; after `cancel` the cell and its result say what happened."""
     kernel = prepared(shared_kernel)
@@ -174,7 +173,7 @@ def test_a_cell_that_was_cancelled_is_not_called_done(shared_kernel: Kernel) -> 
     assert printed(kernel.run("%parallel_result")).endswith(" s; its values are in parts\n")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_interrupting_the_wait_interrupts_the_cell(shared_kernel: Kernel) -> None:
     """Another cell's interrupt does not; the ranks keep their variables."""
     kernel = prepared(shared_kernel)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel, RunningCell
+from tests.harness.kernel import Kernel, RunningCell
 
 SETUP = "%load_ext nbparallel\nimport numpy as np\ncounter = np.zeros(2)\n%share counter"
 RACE = "`counter[0]`: ranks 0 and 1 each read and wrote it on line 2"
 
 
-@pytest.mark.by_turns
 def test_the_report_stands_below_the_cell(any_kernel: Kernel) -> None:
     """As text and as HTML, after output; also below a cell that failed, and none without the flag."""
     any_kernel.run(SETUP, timeout=40)
@@ -28,7 +27,7 @@ def test_the_report_stands_below_the_cell(any_kernel: Kernel) -> None:
     assert [display["text/plain"] for display in silent.displays] == ["no race among 2 accesses"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_last_report_again(kernel: Kernel) -> None:
     """`%parallel_races` returns the report of the last cell, also of a line and of a failed cell."""
     kernel.run(SETUP, timeout=40)
@@ -56,7 +55,7 @@ def reports(cell: RunningCell) -> list[str]:
     return [m.content["data"]["text/plain"] for m in cell.messages if m.kind == "display_data"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_cell_in_the_background(kernel: Kernel) -> None:
     """The report stands below that cell when it has ended, or was cancelled; its result has the races."""
     kernel.run(SETUP, timeout=40)

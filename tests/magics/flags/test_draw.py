@@ -7,8 +7,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from nbparallel.testing.kernel import Kernel
 from nbparallel_magics import flags
+from tests.harness.kernel import Kernel
 
 
 def test_names_reach_the_session(notebook: Any) -> None:
@@ -48,7 +48,7 @@ def test_help() -> None:
     assert "Example:\n\n    %parallel_draw x, y" in text
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_in_a_kernel(shared_kernel: Kernel) -> None:
     """A cell has its picture below its output, also one that fails; `%parallel_draw` has it now."""
     run = shared_kernel.run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.harness.kernel import CellOutcome, Kernel
 from tests.magics.cells import printed, with_ranks
 
 pytestmark = pytest.mark.time_limit(90)
@@ -25,7 +25,6 @@ def debug(kernel: Kernel, code: str, commands: Sequence[str]) -> CellOutcome:
     return cell.wait()
 
 
-@pytest.mark.by_turns
 def test_it_stops_where_it_is_called(shared_kernel: Kernel) -> None:
     """Behind a cell's last statement too; an assignment is the rank's, and nothing is left in its names."""
     kernel = with_ranks(shared_kernel)
@@ -36,7 +35,7 @@ def test_it_stops_where_it_is_called(shared_kernel: Kernel) -> None:
     assert printed(after) == "Out[rank 0]: (70, False)\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_stepping_stays_in_the_cell(shared_kernel: Kernel) -> None:
     """From statement to statement, into functions and out; the next cell is nobody's to stop in."""
     kernel = with_ranks(shared_kernel)
@@ -103,7 +102,7 @@ def test_set_trace_is_the_same(shared_kernel: Kernel) -> None:
     assert printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_it_is_refused_where_nobody_can_answer(shared_kernel: Kernel) -> None:
     """On several ranks, and as in nbclient: an error on the cell's line that says what to write."""
     kernel = with_ranks(shared_kernel)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 pytestmark = pytest.mark.time_limit(90)
 

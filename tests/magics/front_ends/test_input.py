@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.magics.cells import printed, with_ranks
 
 pytestmark = pytest.mark.time_limit(90)
@@ -15,7 +15,6 @@ def still_there(kernel: Kernel) -> bool:
     return printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
-@pytest.mark.by_turns
 @pytest.mark.every_kernel
 def test_one_rank_asks_and_gets_the_answer(shared_kernel: Kernel) -> None:
     """The prompt names the rank, ``getpass`` hides the answer, questions one after the other are fine."""
@@ -36,7 +35,7 @@ def test_one_rank_asks_and_gets_the_answer(shared_kernel: Kernel) -> None:
     assert still_there(kernel)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_several_ranks_at_once_are_refused(shared_kernel: Kernel) -> None:
     """Nobody is asked; the error says what to write instead."""
     kernel = with_ranks(shared_kernel)
@@ -59,7 +58,7 @@ def test_a_front_end_that_cannot_ask_is_told(shared_kernel: Kernel) -> None:
     assert still_there(kernel)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F20")
 def test_an_interrupt_ends_the_question(shared_kernel: Kernel) -> None:
     """The cell ends in KeyboardInterrupt; the ranks are there, the next cell runs and can ask."""

@@ -32,7 +32,6 @@ def executed(*cells: str) -> Any:
     return notebook
 
 
-@pytest.mark.by_turns
 @IN_PROCESS
 def test_nbclient_runs_it_and_saves_what_is_left() -> None:
     """Output in rank order, once; top-level await; nothing is left when the client ends the kernel."""
@@ -139,7 +138,7 @@ def test_papermills_log_holds_output_once(tmp_path: Path, name: str, setting: st
         assert done.stdout.count(line if line.startswith("Out") else f"] {line}") == 1, done.stdout
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_terminal_prints_the_same(tmp_path: Path) -> None:
     """Labelled, values too; an error is shown once, and IPython's end is the ranks'."""
     script = tmp_path / "session.ipy"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
 from nbparallel.testing.waiting import wait_until
+from tests.harness.kernel import CellOutcome, Kernel
 
 pytestmark = pytest.mark.time_limit(90)
 
@@ -90,7 +90,7 @@ def test_output_is_labelled_live_and_in_its_cell(shared_kernel: Kernel) -> None:
     assert "[rank 0] late words\n" in "".join(m.content.get("text", "") for m in mine)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_errors_and_syntax_errors(shared_kernel: Kernel) -> None:
     """The cell's one error message names the root cause; a cell that does not compile is one SyntaxError."""
     loaded(shared_kernel, prestarted=False)
@@ -112,7 +112,7 @@ def test_errors_and_syntax_errors(shared_kernel: Kernel) -> None:
     assert usage.stderr.count("\n") == 1
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_interrupt_reaches_a_cell_of_another_thread(shared_kernel: Kernel) -> None:
     """A subshell's cell runs in one: the stop button ends it while the main shell is idle."""
     loaded(shared_kernel)
@@ -127,7 +127,7 @@ def test_an_interrupt_reaches_a_cell_of_another_thread(shared_kernel: Kernel) ->
     assert text(shared_kernel.run("thread.join(10)\nprint(errors)")) == "['KeyboardInterrupt']\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("handled", "name"),
     [
@@ -151,7 +151,7 @@ def test_an_error_raised_while_one_of_ranks_is_handled(
     assert "nbparallel" not in shown
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "longest"),
     [
@@ -184,7 +184,7 @@ def test_a_log_of_what_ranks_raised_is_short(shared_kernel: Kernel, call: str, l
     assert text(shared_kernel.run("print(len(frames))")).strip() == str(1 + longest)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_script_that_fails_on_ranks_is_an_error(shared_kernel: Kernel, tmp_path: Path) -> None:
     """`%run -i` of a file shows one error message, by which papermill knows that it failed."""
     loaded(shared_kernel)
@@ -208,7 +208,7 @@ def test_an_interrupt_leaves_the_ranks_alive(shared_kernel: Kernel) -> None:
     assert text(shared_kernel.run("%parallel x")) == "Out[rank 0]: 10\nOut[rank 1]: 11\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_the_notebook_printed_stays(shared_kernel: Kernel) -> None:
     """Printing again in rank order keeps what the notebook itself showed in the cell."""
     loaded(shared_kernel)
@@ -226,7 +226,7 @@ def test_what_the_notebook_printed_stays(shared_kernel: Kernel) -> None:
     assert text(local) == f"rank -1\n{lines}"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_capture_gets_everything(shared_kernel: Kernel) -> None:
     """`%%capture` captures what ranks print, as it does what the notebook prints."""
     loaded(shared_kernel)
@@ -285,7 +285,7 @@ def test_two_kernels_do_not_meet(kernel: Kernel) -> None:
         assert {record.pid for record in kernel.descendants()} == mine
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_status_and_stop(kernel: Kernel) -> None:
     """`%parallel_status` is a table as text and as HTML; `%parallel_stop` leaves no process."""
     loaded(kernel)
@@ -307,7 +307,7 @@ def test_loading_is_quick(kernel: Kernel) -> None:
     assert float(kernel.run("t").result) < 0.15
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(shared_kernel: Kernel) -> None:
     """A function defined in a notebook cell fails on a rank: the traceback names its own cell and line."""
     loaded(shared_kernel)
@@ -325,7 +325,7 @@ def test_tracebacks_show_the_lines_of_the_notebooks_other_cells(shared_kernel: K
         assert "Could not get source" not in shown
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_memory_goes_back_when_its_cell_ends(kernel: Kernel) -> None:
     """`del x` in a cell of the notebook frees the array's segment, without a parallel cell."""
     assert (

@@ -265,7 +265,7 @@ def test_notes_stand_where_they_came(page: Page) -> None:
     assert page.text == "[nbparallel] rank 1 came back\n[rank 0] x\n[nbparallel] y was copied\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_text_shown_is_at_most_twice_what_was_printed(page: Page) -> None:
     """1500 lines on 4 ranks, in an order that must be changed: 2 × printed + labels + 4 KB, nothing lost."""
     out = CellOutput(page)
@@ -284,7 +284,7 @@ def test_text_shown_is_at_most_twice_what_was_printed(page: Page) -> None:
         assert f"[rank {rank}]\n{block}" in page.text
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_animation_stays_within_the_budget(page: Page) -> None:
     """Frames of one rank beside much text of another do not show that text again and again."""
     out = CellOutput(page)
@@ -301,7 +301,7 @@ def test_an_animation_stays_within_the_budget(page: Page) -> None:
     assert "frame 18" not in page.text
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_page_full_of_text_is_seldom_rendered_again(page: Page) -> None:
     """New output waits in proportion to what is there: else a browser falls behind a print loop."""
     out = CellOutput(page)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
 from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.live_lines import LINES_OF_A_RANK
+from tests.harness.kernel import CellOutcome, Kernel
 from tests.magics.output.page import Page
 
 UP = "\x1b[A"
@@ -51,7 +51,7 @@ def test_bars_are_one_live_line_a_rank() -> None:
     assert page.clears == 1
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "can_clear"), [("stream", True), ("stream", False), ("rank", False)])
 def test_where_nothing_is_cleared_they_stay_in_their_place(order: str, can_clear: bool) -> None:
     """With their last state, among what came before and after."""

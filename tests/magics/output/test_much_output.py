@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.harness.kernel import CellOutcome, Kernel
 from tests.magics.cells import text, with_ranks
 
 pytestmark = pytest.mark.time_limit(120)
@@ -18,7 +18,6 @@ def sent(outcome: CellOutcome) -> int:
     return sum(len(m.content["text"]) for m in outcome.messages if m.kind == "stream")
 
 
-@pytest.mark.by_turns
 def test_1500_lines_of_four_ranks(shared_kernel: Kernel) -> None:
     """Every line is there once, in rank order; the front end was sent at most twice as much."""
     kernel = with_ranks(shared_kernel, 4)

@@ -16,7 +16,7 @@ WINDOW = 0.3
 """Seconds; the server's is 3."""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.alone
 def test_two_cells_share_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server counts a kernel's bytes, so what the second cell sends waits for the first one's window."""

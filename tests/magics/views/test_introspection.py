@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 pytestmark = pytest.mark.time_limit(90)
 
@@ -16,7 +16,6 @@ def shown(kernel: Kernel, code: str) -> str:
     return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
 
 
-@pytest.mark.by_turns
 def test_names_of_ranks_have_help_in_the_notebook(shared_kernel: Kernel) -> None:
     """Operations and the other predefined names, before ranks run as well; what ranks assigned, by its type.
 
@@ -42,7 +41,7 @@ def test_names_of_ranks_have_help_in_the_notebook(shared_kernel: Kernel) -> None
     assert "Object `all_reduce` not found." in shown(kernel, "all_reduce?")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_missing_name_that_ranks_have_is_found(shared_kernel: Kernel) -> None:
     """A line below the NameError says that ranks have the name, and what to write; no line about others."""
     kernel = shared_kernel

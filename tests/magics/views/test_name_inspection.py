@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nbparallel.testing.kernel import CellOutcome, Kernel
+from tests.harness.kernel import CellOutcome, Kernel
 
 pytestmark = pytest.mark.time_limit(90)
 
@@ -28,7 +28,6 @@ def loaded(kernel: Kernel, *, prestarted: bool = True) -> Kernel:
     return kernel
 
 
-@pytest.mark.by_turns
 def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     """`%parallel_segments` starts no rank; with ranks it names who uses which name, view and strategy."""
     loaded(kernel, prestarted=False)
@@ -62,7 +61,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     assert "more would fit" in text
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     """`%parallel_doctor` works before there are ranks and while there are, and starts none."""
     loaded(kernel, prestarted=False)
@@ -77,7 +76,7 @@ def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     assert {record.pid for record in kernel.descendants()} == before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_who_has_which_name(shared_kernel: Kernel) -> None:
     """`%parallel_who` tells shared, copied, made on ranks and different, with what only the notebook has."""
     kernel = loaded(shared_kernel)
@@ -122,7 +121,7 @@ def test_measuring_strategies(kernel: Kernel) -> None:
     assert state.result == "('file_descriptor', True, False)"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_measuring_on_ranks_that_run(kernel: Kernel) -> None:
     """The ranks that run are used, and stay with their variables."""
     loaded(kernel)
@@ -133,7 +132,7 @@ def test_measuring_on_ranks_that_run(kernel: Kernel) -> None:
     assert kernel.run("%parallel kept").stdout == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
     """The stop button ends it as a KeyboardInterrupt; no segment, no name, and no rank is left."""
     loaded(kernel, prestarted=False)
@@ -149,7 +148,7 @@ def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
     assert kernel.descendants() == []
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_looking_while_ranks_are_busy(kernel: Kernel) -> None:
     """Behind a cell that runs in the background every table comes at once, and says who was not asked."""
     loaded(kernel)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nbparallel.multiprocessing.household import HouseholdReport
-from nbparallel.testing.kernel import Kernel
 from nbparallel.wire.inspection import GuestRow, LedgerRow
 from nbparallel_magics.views.own_processes import HouseholdSegmentsView, ProcessesView
+from tests.harness.kernel import Kernel
 
 FIRST, SECOND = 1 << 22, (1 << 22) + 1
 REPORT = HouseholdReport(

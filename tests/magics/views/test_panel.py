@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbparallel.errors import NO_RANKS
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 THREADS = "import threading; [t.name for t in threading.enumerate() if t.name == 'nbparallel-panel']"
 

@@ -118,7 +118,6 @@ def one_memory(session: Session) -> bool:
     )
 
 
-@pytest.mark.by_turns
 def test_short_operations_count_everywhere() -> None:
     """Of thousands of short ones most are not noted one by one; what they waited is in every view."""
     with Session(2) as session:
@@ -130,7 +129,7 @@ def test_short_operations_count_everywhere() -> None:
             assert panel.operations == counted.operations == line.operations == 5000
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_bytes_between_ranks() -> None:
     """What went from which rank to which other is exact, or not there."""
     mib = 1 << 20
@@ -147,7 +146,7 @@ def test_bytes_between_ranks() -> None:
         assert session.activity().moved == ((0,) * 3,) * 3
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_status_has_no_column_without_a_cell() -> None:
     """Before the first cell there are no times; own memory and shared pages are columns of their own."""
     with Session(1) as session:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nbparallel.session.monitoring.timeline import COMPUTING, RankRow, Span, Timeline
-from nbparallel.testing.kernel import Kernel
 from nbparallel_magics.extension import state_of
+from tests.harness.kernel import Kernel
 
 FOUND = Timeline(
     1, 0.5, (RankRow(0, 7, 0.0, 0.5, (Span(COMPUTING, 0.0, 0.5),), (), 0, 0),), ("%%parallel", "x")
@@ -64,7 +64,7 @@ def test_a_trace_is_written_again(notebook: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "t.json").read_text())["otherData"]["producer"] == "nbparallel"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_a_real_cell(kernel: Kernel) -> None:
     """The picture of a cell shows who waited for whom on which line, also of an --async cell that failed."""

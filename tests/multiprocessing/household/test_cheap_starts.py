@@ -18,7 +18,6 @@ def write_new(path):
 """
 
 
-@pytest.mark.by_turns
 def test_the_server_has_loaded_what_a_process_needs(tmp_path: Path) -> None:
     """A process that the fork server forks imports nothing, wherever its function was defined."""
     (tmp_path / "recorder.py").write_text(RECORDER)
@@ -61,7 +60,7 @@ class Stateful(mp.get_context("forkserver").Process):
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_plain_process_needs_no_pickler_of_ours(method: str, tmp_path: Path) -> None:
     """If all that it has can be imported, it travels as from the library: name, key and arguments too."""
@@ -84,7 +83,7 @@ def test_a_plain_process_needs_no_pickler_of_ours(method: str, tmp_path: Path) -
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_class_with_a_state_of_its_own(tmp_path: Path) -> None:
     """Its `__getstate__` is asked."""
     (tmp_path / "plain.py").write_text(PLAIN)
@@ -101,7 +100,7 @@ def test_a_class_with_a_state_of_its_own(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_fork_with_nothing_to_inherit(tmp_path: Path) -> None:
     """The parent names its child only if it maps shared memory, or can read from a pipe."""
     run_program(
@@ -137,7 +136,7 @@ import os
 import nbparallel as nbp
 from nbparallel.errors import ForkedRankError
 from nbparallel.sharing import current
-from nbparallel.testing.stores import has_store
+from tests.harness.stores import has_store
 
 def child():
     assert not has_store()
@@ -155,7 +154,7 @@ def child():
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_process_that_shares_nothing_has_no_store(method: str, tmp_path: Path) -> None:
     """It makes one when it first needs it; a plain fork of it shares nothing, as of any other."""

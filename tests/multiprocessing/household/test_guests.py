@@ -60,7 +60,7 @@ def test_what_a_child_inherited_is_not_used_again(root):
     await_held(lambda rows: not [row for row in rows if row.segment in segments and row.holders != (0,)])
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_spawned_process_is_a_guest(root):
     """It has the array by its handle, as the same memory, and is listed with its parent."""
     pipe = MailPipe()
@@ -150,7 +150,7 @@ def test_a_plain_fork_stays_inert(root):
     assert array[0, 0] == 1.0
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_other_threads_go_on_after_a_fork(root):
     """A thread that shares arrays while others fork neither hangs nor makes a child hang."""
     stop, made = threading.Event(), []
@@ -196,7 +196,7 @@ def test_a_guest_whose_parent_is_killed(root, daemon, promised):
     os.close(pipe.write_end)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_root_is_killed(promised):
     """Its guests, their guests and the supervisor are gone within a second, and so are the names."""
     code = """
@@ -260,7 +260,7 @@ def test_the_supervisor_is_killed(root):
     other.close()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_introduced_twice_or_too_late(root):
     """A process is a client once; one that begins after the supervisor's end does not begin."""
     ends = household.introduce_guest(daemon=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 from tests.sharing.tensors.optional import needs_torch
 
@@ -47,7 +47,6 @@ def run(body: str, folder: Path, method: str, limit: float = 60) -> str:
     return run_program(head + textwrap.dedent(body), folder, method, limit=limit)
 
 
-@pytest.mark.by_turns
 def test_operations_and_arrays_of_the_household(tmp_path: Path, method: str) -> None:
     """Operations work in one world after another; arrays of before are the same memory in and after them."""
     run(
@@ -79,7 +78,7 @@ def test_operations_and_arrays_of_the_household(tmp_path: Path, method: str) -> 
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_was_sent_outlives_its_sender(tmp_path: Path) -> None:
     """A rank that left, by the call or by its function's end, and ended: what it sent is received."""
     run(
@@ -141,7 +140,7 @@ def test_a_rank_that_fails(tmp_path: Path, method: str) -> None:
     assert "rank 1 failed: KeyError" in said
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_how_a_rank_died_is_told(tmp_path: Path) -> None:
     """The rank that waits has the exit code or signal of the one that died."""
     run(

@@ -127,7 +127,7 @@ def test_a_copy_of_the_connection_keeps_nothing(root):
     exit_code(other)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_children_that_die_at_once_leave_no_descriptor(root):
     """Neither here nor in the supervisor, which never learns who they were; nor does a fork that failed."""
     before, theirs = descriptors(), supervisors()
@@ -178,7 +178,7 @@ LOOK = """
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_a_start_leaves_no_descriptor(method, tmp_path):
     """The ends that the process got are closed here, and in the supervisor when it has ended."""
@@ -196,7 +196,7 @@ def test_a_start_leaves_no_descriptor(method, tmp_path):
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_process_among_the_arguments_of_another(method, tmp_path):
     """Only the one that is started is introduced."""
@@ -213,7 +213,7 @@ def test_a_process_among_the_arguments_of_another(method, tmp_path):
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_fork_server_is_killed(tmp_path):
     """A process that it has forked goes on, a guest, and sends; one that it was to fork is forgotten."""
     run_program(
@@ -316,7 +316,7 @@ def test_the_household_ends_before_the_child_begins(root):
         os.close(fd)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_answers_of_the_supervisor():
     """A process waits for it; one that comes no more, or is another one, is an error."""
 

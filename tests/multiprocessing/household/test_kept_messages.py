@@ -55,7 +55,6 @@ def run(body: str, folder: Path, method: str, count: int, limit: int) -> None:
     run_program(PRELUDE.format(count=count, limit=limit) + body, folder, method, limit=100)
 
 
-@pytest.mark.by_turns
 @pytest.mark.time_limit(110)
 def test_more_arrays_than_descriptors(tmp_path: Path, method: str) -> None:
     """Producer and consumer may have 128 descriptors; the consumer keeps 300 arrays."""
@@ -69,7 +68,7 @@ def test_thousands_of_arrays(tmp_path: Path) -> None:
     run(KEEP, tmp_path, "fork", 4000, 256)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(110)
 def test_a_process_that_keeps_many_is_forked(tmp_path: Path) -> None:
     """Its child has them all, also when the parent has dropped its own."""

@@ -62,7 +62,7 @@ def test_a_producer_is_killed(root, point):
     await_held(lambda rows: rows == [])
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["written", "read", "attached", "taken"])
 def test_a_consumer_is_killed(root, point):
     """What lies in the pipe is received by the next one; what it had read is gone with it."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.testing.processes import rank_pool
 from nbparallel.testing.waiting import wait_until
+from tests.harness.ranks import rank_pool
 
 PROGRAM = """
 import os, signal
@@ -40,7 +40,6 @@ def _of(name: str) -> list[str]:
     return [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(prefix)]
 
 
-@pytest.mark.by_turns
 def test_they_go_with_a_group_that_is_killed(promised):
     """As a front end ends a kernel: the library's resource tracker, which removes them, is in the group."""
     with subprocess.Popen(

@@ -24,7 +24,7 @@ assert process.exitcode == 0
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_it_goes_with_a_root_that_is_killed(number, tmp_path, promised):
     """A kernel that takes long to end is ended so by its front end: the supervisor removes what it left."""
@@ -70,7 +70,7 @@ def test_it_goes_with_a_root_whose_threads_end_one_by_one(tmp_path):
             os.close(pidfd)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_it_stays_while_the_root_lives(tmp_path):
     """The end of a household does not take away what the process still uses; that is its own last step."""
     code = ROOT + (

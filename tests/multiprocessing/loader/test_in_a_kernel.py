@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.waiting import wait_until
+from tests.harness.kernel import Kernel
 from tests.multiprocessing.household.family import is_gone
 
 SETUP = """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.multiprocessing.programs import run_program
 
-pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+pytestmark = pytest.mark.matrix(cover=(), size=1)
 
 DATASET = """
 import random
@@ -53,7 +53,6 @@ def run(body: str, folder: Path, method: str, *, limit: float = 60) -> None:
     run_program(head + textwrap.dedent(body) + "\nwait_until(nothing_left)\n", folder, method, limit=limit)
 
 
-@pytest.mark.by_turns
 def test_workers_change_nothing_but_where_batches_lie(tmp_path: Path, method: str) -> None:
     """Values, order and random numbers are those of 0 workers, in two epochs; arrays are shared."""
     run(
@@ -75,7 +74,7 @@ def test_workers_change_nothing_but_where_batches_lie(tmp_path: Path, method: st
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_memory_goes_round(tmp_path: Path, method: str) -> None:
     """A batch's memory returns to its worker when it is dropped: an epoch needs few segments."""
     run(
@@ -95,7 +94,7 @@ def test_memory_goes_round(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_early_break_leaves_nothing(tmp_path: Path, method: str) -> None:
     """No message is under way afterwards, and the same workers do the next epoch, which is whole."""
     run(
@@ -124,7 +123,7 @@ def test_an_early_break_leaves_nothing(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_two_iterations_of_one_loader(tmp_path: Path, method: str) -> None:
     """Each is an epoch of its own with its own workers; one may be left in the middle."""
     run(
@@ -141,7 +140,7 @@ def test_two_iterations_of_one_loader(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_dead_worker_is_named(tmp_path: Path, method: str) -> None:
     """With its batch and samples; the next epoch has new workers; killed between two it costs nothing."""
     run(
@@ -171,7 +170,7 @@ def test_a_dead_worker_is_named(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_exceptions_keep_their_class(tmp_path: Path, method: str) -> None:
     """The remote traceback is the cause, a note names the batch; the iteration can go on."""
     run(
@@ -219,7 +218,7 @@ def test_exceptions_keep_their_class(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_streams_are_read_once(tmp_path: Path, method: str) -> None:
     """By one worker, with the batches of 0 workers, unless the dataset asks which worker it is."""
     run(
@@ -248,7 +247,7 @@ def test_streams_are_read_once(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_streams_that_worker_init_fn_splits(tmp_path: Path, method: str) -> None:
     """Every worker is read, whatever tells it its part, in each epoch; all samples if nothing does."""
     run(

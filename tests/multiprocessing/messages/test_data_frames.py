@@ -9,7 +9,7 @@ import pytest
 
 from tests.multiprocessing.programs import run_program
 
-pytestmark = [pytest.mark.by_turns, pytest.mark.matrix(cover=(), size=1)]  # each start method by turns
+pytestmark = [pytest.mark.slow, pytest.mark.matrix(cover=(), size=1)]
 
 FRAMES = """
 import pandas as pd

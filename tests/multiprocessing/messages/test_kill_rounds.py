@@ -22,7 +22,7 @@ ROOT = Path(kill_rounds.__file__).parents[3]
 )
 def test_killed_on_the_way(rounds: int, method: str, request: pytest.FixtureRequest) -> None:
     """Each point × producer and consumer: no segment, name, process or descriptor stays; others receive."""
-    number = request.config.option.matrix_seed
+    number = request.config.option.seed
     command = [sys.executable, "-m", kill_rounds.__name__, method, str(rounds), str(number)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=350, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

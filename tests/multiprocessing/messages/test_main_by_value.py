@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 
-pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+pytestmark = pytest.mark.matrix(cover=(), size=1)
 
 
-@pytest.mark.by_turns
 def test_targets_closures_and_subclasses(tmp_path: Path, method: str) -> None:
     """A lambda, a closure with a lock, a `Process` of a class of the script; the script is not run again."""
     out = run_program(
@@ -62,7 +61,7 @@ def test_targets_closures_and_subclasses(tmp_path: Path, method: str) -> None:
     assert out == "once\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_globals_of_workers(tmp_path: Path, method: str) -> None:
     """Tasks see what the initializer assigned, and what the script has assigned since."""
     run_program(
@@ -95,7 +94,7 @@ def test_globals_of_workers(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_number_that_changed_before_the_first_task(tmp_path: Path, method: str) -> None:
     """A worker that has had no task yet has the new value, and what its initializer assigned or filled."""
     run_program(
@@ -121,7 +120,7 @@ def test_a_number_that_changed_before_the_first_task(tmp_path: Path, method: str
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_plain_pickle_in_a_child_finds_classes(tmp_path: Path, method: str) -> None:
     """A class that arrived is an attribute of the child's ``__main__``."""
     run_program(
@@ -142,7 +141,7 @@ def test_plain_pickle_in_a_child_finds_classes(tmp_path: Path, method: str) -> N
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_exceptions_keep_type_and_traceback(tmp_path: Path, method: str) -> None:
     """An exception of the script's own class arrives as that, with the remote traceback as its cause."""
     run_program(
@@ -166,7 +165,7 @@ def test_exceptions_keep_type_and_traceback(tmp_path: Path, method: str) -> None
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     """A generator in a task, and a lock, which says where locks go."""
     out = run_program(
@@ -184,7 +183,7 @@ def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     assert "initargs=" in out
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_daemonic_processes_may_have_children(tmp_path: Path, method: str) -> None:
     """A pool inside a pool's worker."""
     run_program(

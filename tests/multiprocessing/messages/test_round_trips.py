@@ -23,7 +23,7 @@ def test_every_tree_comes_back(method: str, request: pytest.FixtureRequest) -> N
     Views, strides, 0-d, empty, structured, object, read-only arrays, Fortran order; queues of all kinds,
     pipes, pools, managers, arguments of processes.
     """
-    number = request.config.option.matrix_seed
+    number = request.config.option.seed
     command = [sys.executable, "-m", round_trips.__name__, method, str(EXAMPLES), str(number)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=80, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.multiprocessing.programs import run_program
 
-pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+pytestmark = pytest.mark.matrix(cover=(), size=1)
 
 ECHO = """
 def child(inbox, outbox):
@@ -76,7 +76,7 @@ def test_a_shared_array_is_the_same_memory(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_comes_from_a_child_is_the_same_memory(tmp_path: Path, method: str) -> None:
     """An array that a child was started with, and what it makes, is shared with its parent."""
     run_program(
@@ -101,7 +101,7 @@ def test_what_comes_from_a_child_is_the_same_memory(tmp_path: Path, method: str)
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_shapes_and_types_are_kept(tmp_path: Path, method: str) -> None:
     """0-d, empty, strided, structured and object arrays arrive as what they are; other buffers too."""
     run(
@@ -122,7 +122,7 @@ def test_shapes_and_types_are_kept(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_producer_may_be_gone(tmp_path: Path, method: str) -> None:
     """What a process has put before it ended, or was killed, can be got."""
     run_program(
@@ -146,7 +146,7 @@ def test_a_producer_may_be_gone(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_workers_follow_a_switch_of_the_strategy(tmp_path: Path, method: str) -> None:
     """Each worker of a pool uses the pool's present strategy from its next task on; what there is stays."""
     run_program(
@@ -182,7 +182,7 @@ def test_workers_follow_a_switch_of_the_strategy(tmp_path: Path, method: str) ->
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_strategies(tmp_path: Path, method: str) -> None:
     """A child starts with its parent's strategy; under `copy` arrays are copied as by the library."""
     run_program(
@@ -242,7 +242,7 @@ def test_every_carrier(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_proxies_arrive(tmp_path: Path, method: str) -> None:
     """What a manager holds is reached from processes and workers that have not imported it."""
     run_program(
@@ -265,7 +265,7 @@ def test_proxies_arrive(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_stock_process_is_named(tmp_path: Path) -> None:
     """A handle that comes to a process of the library's own is an error that says what to start instead."""
     out = run_program(
@@ -310,7 +310,7 @@ def test_messages_that_no_process_can_read_are_dropped(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_end_of_a_program_waits_for_its_processes(tmp_path: Path, method: str) -> None:
     """As from the library: only daemonic ones are ended; the others finish, and what they send arrives."""
     out = run_program(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 from tests.multiprocessing.tensors.tutorials import IMPORTS, PROGRAMS
 from tests.sharing.tensors.optional import needs_torch

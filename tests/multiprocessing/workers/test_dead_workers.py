@@ -8,11 +8,11 @@ import pytest
 
 from tests.multiprocessing.programs import run_program
 
-pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+pytestmark = pytest.mark.matrix(cover=(), size=1)
 
 POOL = """
 from nbparallel.multiprocessing.workers.worker_slots import Step
-from nbparallel.testing.processes import worker_slots
+from tests.harness.ranks import worker_slots
 from nbparallel.testing.waiting import wait_until
 
 def kill(*_):
@@ -44,7 +44,6 @@ def run(body: str, folder: Path, method: str = "fork") -> str:
     return run_program(POOL + textwrap.dedent(body), folder, method)
 
 
-@pytest.mark.by_turns
 def test_a_running_worker_costs_its_task(tmp_path: Path, method: str) -> None:
     """That task raises `WorkerDiedError`, the others have their results, and the pool goes on, within 1 s."""
     run(
@@ -139,7 +138,7 @@ def test_an_initializer_that_fails(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_dead_worker_does_not_keep_a_pool_from_its_end(tmp_path: Path) -> None:
     """`terminate` returns soon when the worker that had the lock was killed just before."""
     run(
@@ -156,7 +155,7 @@ def test_a_dead_worker_does_not_keep_a_pool_from_its_end(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_cannot_be_rebuilt_costs_its_task(tmp_path: Path, method: str) -> None:
     """An argument or a result whose own code raises in the other process: that task has the error, at once.
 

@@ -43,7 +43,6 @@ signal.signal(signal.SIGINT, interrupt)
 pytestmark = pytest.mark.time_limit(60)
 
 
-@pytest.mark.by_turns
 def test_workers_start_in_a_storm(tmp_path: Path, method: str) -> None:
     """Those of a pool, of an executor and of a loader; tasks that run are not interrupted either."""
     run_program(
@@ -65,7 +64,7 @@ with storm():
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_manager_starts_in_a_storm(tmp_path: Path, method: str) -> None:
     """Its process ignores interrupts, from the first moment on."""
     run_program(
@@ -81,7 +80,7 @@ with storm(), ctx.Manager() as manager:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_other_processes_are_interrupted(tmp_path: Path, method: str) -> None:
     """A process gets interrupts from its start, also where a pool has started the fork server."""
     run_program(

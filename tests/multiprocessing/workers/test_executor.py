@@ -8,7 +8,7 @@ import pytest
 
 from tests.multiprocessing.programs import run_program
 
-pytestmark = pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+pytestmark = pytest.mark.matrix(cover=(), size=1)
 
 
 def test_calls_and_results(tmp_path: Path, method: str) -> None:
@@ -64,7 +64,7 @@ def test_a_call_of_a_callback_goes_to_its_own_executor(tmp_path: Path, method: s
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_exceptions_of_calls(tmp_path: Path, method: str) -> None:
     """A call's exception keeps its type, with the worker's traceback; what cannot travel fails alone."""
     run_program(
@@ -97,7 +97,7 @@ def test_exceptions_of_calls(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_dead_worker(tmp_path: Path, method: str) -> None:
     """What is under way fails with an error that has both types and names the worker; so the next call."""
     run_program(
@@ -135,7 +135,7 @@ def test_a_dead_worker(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_initializer_and_replaced_workers(tmp_path: Path) -> None:
     """Locks travel to workers in `initargs`, and a worker is replaced after as many calls as asked."""
     run_program(
@@ -159,7 +159,7 @@ def test_initializer_and_replaced_workers(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_context_of_the_library(tmp_path: Path) -> None:
     """It stands for ours of the same start method; ``fork``, which cannot replace workers, gives way."""
     run_program(
@@ -175,7 +175,7 @@ def test_a_context_of_the_library(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_one_copy_for_the_tasks_of_a_call(tmp_path: Path, method: str) -> None:
     """What several tasks of a map hold is copied once, in whatever way; each task writes to its own."""
     run_program(
@@ -295,7 +295,7 @@ def test_one_that_a_child_process_leaves_open(tmp_path: Path, method: str) -> No
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["spawn", "forkserver"])
 def test_replaced_workers_after_shutdown(way: str, tmp_path: Path) -> None:
     """Calls that were sent before `shutdown(wait=False)` end, though each worker does one only."""
@@ -311,7 +311,7 @@ def test_replaced_workers_after_shutdown(way: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_errors_name_the_initializer_and_the_result(tmp_path: Path) -> None:
     """Not the exit code of a worker that has told nobody why, nor a class of the library."""
     run_program(

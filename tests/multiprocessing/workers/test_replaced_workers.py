@@ -24,8 +24,7 @@ def check(results, tasks):
 """
 
 
-@pytest.mark.by_turns
-@pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+@pytest.mark.matrix(cover=(), size=1)
 def test_a_pools_workers_end_after_their_tasks(tmp_path: Path, method: str) -> None:
     """One worker of two tasks each: three for six, one after the other; the initializer runs in each."""
     run_program(
@@ -49,8 +48,8 @@ def test_a_pools_workers_end_after_their_tasks(tmp_path: Path, method: str) -> N
     )
 
 
-@pytest.mark.by_turns
-@pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+@pytest.mark.slow
+@pytest.mark.matrix(cover=(), size=1)
 def test_a_worker_that_dies_is_no_worker_that_was_replaced(tmp_path: Path, method: str) -> None:
     """The task of one that is killed fails with its name, the others are done."""
     run_program(
@@ -75,7 +74,7 @@ def test_a_worker_that_dies_is_no_worker_that_was_replaced(tmp_path: Path, metho
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_executors_workers_end_after_their_tasks(tmp_path: Path) -> None:
     """The same of `Executor`, for fresh interpreters only; the library's own waits without end."""
     run_program(

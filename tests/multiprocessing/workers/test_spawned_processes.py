@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import nbparallel.multiprocessing as mp
-from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.waiting import wait_until
+from tests.harness.kernel import Kernel
 from tests.multiprocessing.household.family import is_gone
 from tests.multiprocessing.programs import HEAD, run_program
 
@@ -30,7 +30,7 @@ def run(body: str, folder: Path, method: str) -> str:
     return run_program(START.format(method=method) + textwrap.dedent(body), folder, method)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_success_and_order(tmp_path: Path, method: str) -> None:
     """Each gets its index first, shared arrays arrive as the same memory, `join` is torch's."""
     run(
@@ -55,7 +55,7 @@ def test_success_and_order(tmp_path: Path, method: str) -> None:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_failures(tmp_path: Path, method: str) -> None:
     """The error has torch's words and attributes, and the exception as cause; the others are ended."""
     run(

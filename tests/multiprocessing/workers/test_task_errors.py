@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 
 SAID = """
@@ -154,7 +154,7 @@ def test_what_a_function_of_the_notebook_raises(kernel: Kernel) -> None:
     assert lines[24:] == ["caught"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_process_that_fails_names_its_cell(kernel: Kernel, tmp_path: Path, method: str) -> None:
     """What it writes says ``Cell In[2], line 3`` with that line, and its exit code is the library's."""

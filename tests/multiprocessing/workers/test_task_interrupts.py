@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
 from nbparallel.testing.waiting import wait_until
+from tests.harness.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 
 PRESS = """
@@ -57,7 +57,6 @@ os.setsid()  # the whole group is interrupted, as by a terminal or a front end
 pytestmark = pytest.mark.time_limit(60)
 
 
-@pytest.mark.by_turns
 def test_the_same_workers_take_the_next_call(tmp_path: Path) -> None:
     """A call that a terminal or a front end interrupts, with all processes of its group."""
     run_program(
@@ -76,7 +75,7 @@ with ctx.Pool(2) as pool:
 
 
 @pytest.mark.slow
-@pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+@pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("group", [True, False])
 def test_a_pool_goes_on(tmp_path: Path, method: str, group: bool) -> None:
     """Whichever wait is interrupted; the same workers take the next call."""
@@ -214,7 +213,7 @@ with mp.Pool(1, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_I
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize(
     "wait",
@@ -264,7 +263,7 @@ with ctx.Pool(2) as pool, executor:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=1)
 @pytest.mark.parametrize("of", ["pool.apply_async(loses_it, (1,)).get()", "[*executor.map(loses_it, [1])]"])
 def test_a_task_misses_the_signal(tmp_path: Path, of: str) -> None:

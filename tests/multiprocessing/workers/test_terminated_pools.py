@@ -26,8 +26,7 @@ def pass_on(x, seconds):
 """
 
 
-@pytest.mark.by_turns
-@pytest.mark.matrix(cover=(), size=1)  # each start method by turns
+@pytest.mark.matrix(cover=(), size=1)
 def test_a_wait_after_the_block_ends(tmp_path: Path, method: str) -> None:
     """Whatever is asked for after a `with` block raises, unless it was there before; so do waits inside."""
     run_program(
@@ -58,7 +57,7 @@ assert not called, "as in the library"
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_callback_may_terminate_the_pool(tmp_path: Path) -> None:
     """The job whose callback it is keeps its result or error; the others are cancelled."""
     run_program(

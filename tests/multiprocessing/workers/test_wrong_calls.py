@@ -25,7 +25,6 @@ def square(x):
 """
 
 
-@pytest.mark.by_turns
 def test_arguments_that_are_no_tuple(tmp_path: Path) -> None:
     """The comma that was forgotten is named by processes, pools and `spawn`, before anything starts."""
     run_program(
@@ -45,7 +44,7 @@ assert not mp.active_children()
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_pool_that_does_not_run(tmp_path: Path) -> None:
     """The library's words, and what to do."""
     run_program(
@@ -60,7 +59,7 @@ for call in (lambda: pool.map(square, [1]), lambda: pool.apply(square, (1,)), la
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_callback_that_raises_ends_no_pool(tmp_path: Path) -> None:
     """It is shown as what a thread raises, the result is there, and the pool goes on."""
     run_program(
@@ -85,7 +84,7 @@ assert [type(error) for error in shown] == [KeyError] * 3, shown
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_a_task_lost_and_read(tmp_path: Path) -> None:
     """A death names the call and the task; a lock that a task reads as a global, where it is to be given."""
     run_program(
@@ -115,7 +114,7 @@ with mp.get_context("forkserver").Pool(1) as pool:
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_keywords_of_any_name(tmp_path: Path) -> None:
     """Also one that a wrapper of ours has for itself: it is the task's."""
     run_program(

@@ -16,8 +16,8 @@ from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspe
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.supervisor.owner_liveness import Liveness
 from nbparallel.supervisor.sweep import StaleName
-from nbparallel.testing import sandboxes
 from nbparallel.wire.system import TaskLimit
+from tests.harness import sandboxes
 
 ENDLESS = ResourceLimit(None, None)
 
@@ -175,7 +175,7 @@ for finding in examine():
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f74_a_docker_container_is_recognised() -> None:
     """A /dev/shm of 64 MiB and a low limit of open files are two warnings; the default strategy works."""
     if reason := sandboxes.missing_reason():
@@ -190,7 +190,7 @@ def test_f74_a_docker_container_is_recognised() -> None:
     assert seen["starting ranks"][0] == seen["sharing strategies"][0] == "0"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f74_a_shm_that_is_full_is_a_strategy_that_does_not_work() -> None:
     """A strategy is tried, not only asked: with no room for one page it is named, with the reason."""
     if reason := sandboxes.missing_reason():
@@ -211,7 +211,7 @@ Path("/dev/shm/nbp_aaaaaaaaaa_b").write_bytes(bytes(5000))
 )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f72_a_name_that_nobody_claims_is_told_and_stays() -> None:
     """A name without an owner record is shown with its path and what to do, and is not removed."""
     if reason := sandboxes.missing_reason():
@@ -226,7 +226,7 @@ def test_f72_a_name_that_nobody_claims_is_told_and_stays() -> None:
     assert done.stdout.endswith("True\n")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f74_no_proc_and_refused_calls_are_problems_not_crashes() -> None:
     """The doctor works where next to nothing can be read, and where a sandbox refuses what ranks need."""
     if reason := sandboxes.missing_reason():

@@ -32,7 +32,7 @@ def two() -> Iterator[Session]:
         yield session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
     """Every step of every strategy and size has a time; what it costs besides differs as it should."""
     assert (min(strategy_benchmark.SIZES), max(strategy_benchmark.SIZES)) == (1 << 10, 256 << 20)
@@ -61,7 +61,7 @@ def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
     assert mine[0] == 0
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_it_can_start_a_rank_of_its_own() -> None:
     """Without a session it makes one, and ends it; the other strategies are not touched."""
     figures = strategy_bench(strategies=["copy"], sizes=[1024], seconds=10)
@@ -69,7 +69,7 @@ def test_it_can_start_a_rank_of_its_own() -> None:
     assert repr(figures).count("1.0 KiB  ") == 1
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_does_not_fit_is_left_out_and_said(two: Session) -> None:
     """Too little memory, and too little time, leave sizes out; the first size is measured in any case."""
     figures = strategy_bench(two, strategies=["copy"], sizes=[1024, 1 << 44, 1 << 45], seconds=30)
@@ -94,7 +94,7 @@ class Tired(FileDescriptorStrategy):
         return super().create(nbytes, *args, **options)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_strategy_that_fails_is_told_and_the_others_go_on(two: Session) -> None:
     """It is measured as far as it goes, and named with its reason."""
     with temporary_registry():
@@ -115,7 +115,7 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
         strategy_bench(**wrong)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["make", "touch", "message", "call"])
 def test_an_interrupt_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Interrupted after any step, it raises KeyboardInterrupt, and no segment of it is left."""

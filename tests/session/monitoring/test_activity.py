@@ -37,7 +37,7 @@ all_reduce(rank)
 HELD = "import os, time\ndef hold(name):\n    while not os.path.exists(f'{PATH}/{name}'): time.sleep(0.005)\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_a_cell_from_its_begin_to_its_end(tmp_path: object) -> None:
     """Before, during and after a cell; who waits names the rank that is missing; a dead one is called so."""
@@ -112,7 +112,7 @@ def whole(rank: RankActivity) -> float:
     return rank.computing + rank.waiting + rank.moving
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_rank_that_has_finished_computes_no_more(session: Session, held: Callable[[str], None]) -> None:
     """Its time stands still, with all its operations, while the others go on; the parts are the whole."""
     pending = session.submit("all_reduce(1)\nif rank == 2: hold('end')")
@@ -132,7 +132,7 @@ def test_a_rank_that_has_finished_computes_no_more(session: Session, held: Calla
     assert whole(ended.ranks[0]) == pytest.approx(ended.ranks[0].finished)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_rank_computes_since_its_last_operation(session: Session, held: Callable[[str], None]) -> None:
     """In a loop: the lines of the whole loop, and the time since the ranks met, not since the loop began."""
     pending = session.submit(
@@ -200,7 +200,7 @@ def test_a_rank_that_moves_says_so(session: Session, held: Callable[[str], None]
     assert after.waited[1][0] > 0.05
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_failed_cell_does_not_look_finished(session: Session, held: Callable[[str], None]) -> None:
     """The rank that failed, its line, and those that it ended; the same after an interrupt."""
     pending = session.submit("import os\nif rank == 1: 1 / 0\nif rank == 2: hold('never')\nbarrier()")
@@ -231,7 +231,7 @@ def test_a_failed_cell_does_not_look_finished(session: Session, held: Callable[[
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_happens_before_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     """While ranks start, and while an array goes into shared memory, that is what is shown."""
     steps = {"start": (threading.Event(), threading.Event()), "move": (threading.Event(), threading.Event())}

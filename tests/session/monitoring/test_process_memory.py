@@ -14,7 +14,7 @@ from nbparallel.session.monitoring.process_memory import ProcessMemory, read_mem
 MIB = 1 << 20
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_shared_array_is_no_memory_of_the_rank() -> None:
     """A rank that touches 100 MiB of the notebook's has them as shared pages; what it makes is its own."""
     namespace: dict[str, Any] = {"x": nbp.share(np.ones(100 * MIB // 8))}

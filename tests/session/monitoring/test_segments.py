@@ -82,7 +82,7 @@ def test_an_answer_to_an_older_question_is_dropped() -> None:
     assert LedgerQuery(numbers.append, lambda: True).ask(patience=60) is None
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_statistics_name_users_and_makers() -> None:
     """A real session: the notebook's names with views, the ranks that attached, and what a rank made.
 
@@ -109,7 +109,7 @@ def test_statistics_name_users_and_makers() -> None:
         assert session.statistics().pooled_nbytes >= 8 << 17
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_file_opened_for_reading_is_written_by_nobody(tmp_path: Path) -> None:
     """`nbp.from_file` with its default mode gives memory that not even the notebook may write."""
     np.save(tmp_path / "a.npy", np.ones(1 << 17))
@@ -126,7 +126,7 @@ def test_a_file_opened_for_reading_is_written_by_nobody(tmp_path: Path) -> None:
             del x
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_segment_of_another_session_is_not_mistaken_for_one_of_ours() -> None:
     """Ids of ranks' segments are unique in their session only."""
     with Session(1) as one, Session(1) as other:
@@ -140,7 +140,7 @@ def test_a_segment_of_another_session_is_not_mistaken_for_one_of_ours() -> None:
         del kept
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_statistics_wait_for_nobody_who_cannot_answer() -> None:
     """A stopped supervisor costs at most about a second, and the picture says that it is not complete."""
     with Session(2) as session:
@@ -158,7 +158,7 @@ def test_statistics_wait_for_nobody_who_cannot_answer() -> None:
         assert session.statistics().ledger_answered
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_statistics_from_several_threads() -> None:
     """Threads that ask at the same time each get a whole answer, also while a cell runs."""
     x = nbp.zeros(1 << 17)
@@ -180,7 +180,7 @@ def test_statistics_from_several_threads() -> None:
         assert session.statistics({"x": x}).segments[0].ranks == (0, 1)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_sum_is_that_of_the_list() -> None:
     """What a rank sent and let go of by the end of its cell was given back, and is not counted either."""
     with Session(4, read_in_place=False) as session:

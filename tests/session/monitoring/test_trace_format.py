@@ -57,7 +57,7 @@ def check(made: dict[str, Any]) -> int:
     return sum(map(len, calls.values()))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_real_cell_follows_the_format() -> None:
     """Statements, operations and waits of several ranks."""
     steps = "for i in range(30):\n    all_reduce(i)\n    send(i, 1) if rank == 0 else recv(src=0)\n"

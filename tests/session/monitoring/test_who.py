@@ -87,7 +87,7 @@ def test_kinds_of_names() -> None:
     store.close()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_real_ranks_tell_their_names(three_ranks: Session) -> None:
     """Types and shapes of every rank, also with hostile objects, and the ranks go on as before."""
     namespace: dict[str, Any] = {"x": np.ones((4, 3)), "words": ["a"] * 3}
@@ -138,7 +138,7 @@ def test_a_busy_rank_is_not_waited_for(three_ranks: Session) -> None:
     assert three_ranks.run("rank").values == [0, 1, 2]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_asking_while_cells_come_and_go(two_ranks: Session) -> None:
     """A thread that asks all the time disturbs neither values nor output of the cells."""
     stop = threading.Event()

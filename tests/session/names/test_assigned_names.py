@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nbparallel.errors import (
     UnpicklableError,
 )
-from nbparallel.testing.tiers import examples
+from tests.harness.tiers import examples
 from tests.session.names.pair import Pair
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from nbparallel.session import Session
 
 
-@pytest.mark.by_turns
 def test_much_copying_is_said_with_the_names() -> None:
     """The first time an array moves, and whenever an object's change travels; not when nothing is copied."""
     namespace: dict[str, Any] = {

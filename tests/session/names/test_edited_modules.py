@@ -37,7 +37,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     return found
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_ranks_say_once_that_they_have_the_old_code(source: Source) -> None:
     """Each way that the line names works, and says nothing more."""
     with Session(2) as session:

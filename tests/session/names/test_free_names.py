@@ -136,7 +136,7 @@ STATEMENTS = st.recursive(
 )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @given(st.lists(STATEMENTS, min_size=1, max_size=4), st.dictionaries(NAMES, st.integers(0, 1)))
 def test_no_needed_name_is_missed(statements, notebook):
     """A cell that runs in the notebook runs with nothing but its free names, and binds the same."""

@@ -27,7 +27,7 @@ SEND = "send(who, 1) if rank == 0 else None\n"
 RECEIVE = "got = recv(src=0) if rank == 1 else who\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_function_reads_the_receivers_rank(run):
     """What is predefined is the receiver's: `rank` is its own number."""
     assert run(f"if rank == 0:\n    def who(): return rank\n{SEND}{RECEIVE}got()") == [0, 1]

@@ -59,7 +59,7 @@ def test_names_on_real_ranks(notebook):
         assert isinstance(session.pull("copy")[0], np.ndarray)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_two_names_are_one_array_whatever_its_elements(notebook):
     """Also of fields, whose dtype is told as a list; what died is not remembered for ever."""
     pairs = np.zeros(3, [("a", "i4"), ("b", "f8")])

@@ -58,7 +58,7 @@ def notebook(session: Session) -> Iterator[Notebook]:
     session.run("%reset -f", namespace=notebook.names)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_rank_of_the_notebook_is_named_by_each_cell_that_uses_it(notebook: Notebook) -> None:
     """Also through the notebook's functions; cells without it say nothing; ``del`` brings the rank's back."""
     notebook.type("import numpy as np\nrank = np.linalg.matrix_rank(np.eye(3))\ndef f(): return rank")
@@ -160,7 +160,7 @@ def test_what_ranks_change_in_a_copy_is_said_once(notebook: Notebook, make: str,
     assert notebook.say("if rank == 1:\n    " + change.replace("\n", "\n    ")) == [lost("x", "rank 1")]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_name_that_ranks_assigned_is_explained_once() -> None:
     """By the first cell that surely assigns values under names which the notebook has as well.
 
@@ -206,7 +206,7 @@ def test_a_name_that_ranks_assigned_is_explained_once() -> None:
         )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_list_too_large_to_compare_is_seen_to_grow(notebook: Notebook) -> None:
     """Its length is looked at, here and when the notebook's comes anew."""
     notebook.type("x = list(range(1_000_000))")

@@ -17,9 +17,9 @@ from nbparallel.session import Session
 from nbparallel.session.names import cell_inputs
 from nbparallel.session.processes.process_context import notebook_colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
-from nbparallel.testing.processes import rank_pool
 from nbparallel.transfer import pickling
 from nbparallel.transfer.cell_sources import source_label
+from tests.harness.ranks import rank_pool
 
 
 def _push(session: Session) -> None:
@@ -34,7 +34,7 @@ def _pull(session: Session) -> None:
     session.pull("kept")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_names_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """No later task confirms them: ranks get the new value, and names that are new."""
     names: dict[str, Any] = {"x": 1}
@@ -55,7 +55,7 @@ def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_names_of_another_namespace_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A namespace deletes from the ranks what it had; neither a cell that was sent nor one that was not."""
     one: dict[str, Any] = {"x": 1, "gone": 2}
@@ -75,7 +75,7 @@ def test_names_of_another_namespace_stay(monkeypatch: pytest.MonkeyPatch) -> Non
         assert session.run(has, namespace=one).values == [["x", "y"]]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_lines_of_a_cell_that_could_not_be_prepared() -> None:
     """What was done for it all the same is said by the next cell, once."""
     names: dict[str, Any] = {"a": np.zeros(4), "gen": (n for n in [1])}
@@ -87,7 +87,7 @@ def test_lines_of_a_cell_that_could_not_be_prepared() -> None:
         assert session.run("1", namespace=names).notes == ()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_costly_name_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line comes with the first cell that is sent, and not again."""
     monkeypatch.setattr(cell_inputs, "COSTLY_SECONDS", 0.0)
@@ -103,7 +103,7 @@ def test_a_costly_name_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyP
         assert session.run("len(words)", namespace=names).notes == ()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_the_line_on_lost_variables_waits_for_a_cell() -> None:
     """A cell that cannot be prepared shows no lines: the next one that runs does."""
     with Session(2) as session:
@@ -122,7 +122,7 @@ def test_ipython_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source_label("<cell>") == ""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_value_whose_rank_died_after_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason for which it is missing is the rank's death, not the memory that went with it."""
 

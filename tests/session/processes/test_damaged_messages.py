@@ -222,7 +222,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f83_a_rank_that_talks_nonsense_is_named_and_comes_back() -> None:
     """To the notebook or to the supervisor, in a cell or after it: it is ended, the others keep all."""
     with Session(2) as session:

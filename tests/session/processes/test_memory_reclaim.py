@@ -28,7 +28,7 @@ def cpu_seconds(pid):
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.time_limit(60)
 def test_an_idle_rank_gives_its_pool_back():
@@ -73,7 +73,7 @@ def test_without_a_session_nothing_is_kept():
     assert mapped() == before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_is_kept_goes_with_the_session():
     """A session's end takes along what was kept for it."""
     before = mapped()

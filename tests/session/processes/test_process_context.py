@@ -11,7 +11,6 @@ from nbparallel.session import Session
 from nbparallel.session.processes.limits import usable_cpus
 
 
-@pytest.mark.by_turns
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_directory_and_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: str) -> None:
@@ -30,7 +29,7 @@ def test_directory_and_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
         assert session.run("hash('a') ^ hash('b')").values == [first] * 2
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="scheduling policies are Linux's")
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
@@ -74,7 +73,7 @@ def test_threads_of_libraries(monkeypatch: pytest.MonkeyPatch, start_method: str
         assert set(session.run(LIBRARIES).values[0].values()) == {usable_cpus()}
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @needs_two_cpus
 def test_threads_that_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable of the notebook counts for every library that reads it; a number that a cell set stays."""
@@ -117,7 +116,7 @@ def test_threads_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert session.run(threads).values == [3, shared]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_ranks_follow_the_notebooks_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the next cell; a rank that a cell sent elsewhere stays there until the notebook moves."""
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
@@ -146,7 +145,7 @@ def test_ranks_follow_the_notebooks_directory(tmp_path: Path, monkeypatch: pytes
         assert session.run(where).values == [str(tmp_path / "other")] * 2
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_ranks_follow_the_notebooks_search_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module from a folder that the notebook added later is found; what a cell added itself stays."""
     for name in ("early", "late"):
@@ -162,7 +161,7 @@ def test_ranks_follow_the_notebooks_search_path(tmp_path: Path, monkeypatch: pyt
         assert left.values[1] == [str(tmp_path / "early")]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_directory_that_a_rank_cannot_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays where it is, its cell runs, and one line says why."""
     with Session(1) as session:
@@ -173,7 +172,7 @@ def test_a_directory_that_a_rank_cannot_enter(tmp_path: Path, monkeypatch: pytes
         assert "the notebook's directory cannot be entered" in result.ranks[0].stderr
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks stay in it, as the notebook does: what they write by relative names must not land elsewhere."""
     here = tmp_path / "here"

@@ -20,7 +20,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_pools_work_on_every_rank(module: None, method: str) -> None:
     """Whatever starts the workers; they import no main program again, and the rank goes on communicating."""
@@ -54,7 +54,7 @@ def test_the_librarys_folder_goes_with_the_rank() -> None:
     assert not Path(folder).exists()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_forked_worker_sees_the_rank_as_it_is(two_ranks: Session) -> None:
     """Functions of the cell need no pickling; what the worker writes to a shared array is there."""
     namespace = {"x": nbp.share(np.zeros(4))}

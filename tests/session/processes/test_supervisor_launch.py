@@ -24,7 +24,7 @@ def test_starting_a_supervisor_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_session_takes_over_what_was_started_early() -> None:
     """The supervisor is the same process, and the session ends it."""
     launch = SupervisorLaunch()

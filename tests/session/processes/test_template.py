@@ -34,7 +34,7 @@ print(sorted(set(sys.modules) - modules), calls)
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_ranks_find_prepared_what_all_of_them_need() -> None:
     """No module, no regular expression, no signature and no list of libraries is left to each rank."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)

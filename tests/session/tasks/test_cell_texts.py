@@ -12,7 +12,6 @@ KEPT = "import linecache; str(list(linecache.cache)).count('<ipython-input-')"
 LAMBDA = "another = lambda x: later(x)"
 
 
-@pytest.mark.by_turns
 def test_a_session_may_run_any_number_of_cells() -> None:
     """Cells that define nothing leave nothing; one that did is shown when its function fails much later."""
     with Session(1) as session:
@@ -30,7 +29,7 @@ def test_a_session_may_run_any_number_of_cells() -> None:
         assert [frame.source for frame in frames] == ["another(0)", LAMBDA, "return 1 / x"]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     ("cell", "times", "most"),
@@ -59,7 +58,7 @@ def test_cells_leave_no_memory_behind(cell: str, times: int, most: int) -> None:
         assert left < most
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_error_that_was_caught_is_shown_with_its_line_in_a_later_cell() -> None:
     """The cell has ended and defined nothing; what it raised can still be looked at."""
     with Session(1) as session:

@@ -15,7 +15,6 @@ def full_collections(session: Session) -> int:
     return int(session.run("gc.get_stats()[2]['collections']").values[0])
 
 
-@pytest.mark.by_turns
 def test_a_cell_that_imports_much_ends_with_a_full_collection() -> None:
     """It is due soon, and takes 13 ms after matplotlib: then every rank does it before it reports."""
     with Session(1) as session:
@@ -27,7 +26,7 @@ def test_a_cell_that_imports_much_ends_with_a_full_collection() -> None:
         assert full_collections(session) == before + 1
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_who_has_switched_collecting_off_gets_none() -> None:
     """`gc.disable()` holds for it as well."""
     with Session(1) as session:
@@ -37,7 +36,7 @@ def test_who_has_switched_collecting_off_gets_none() -> None:
         assert full_collections(session) == before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_all_ranks_have_imported_was_not_looked_through() -> None:
     """The template imports without collecting; a rank collects, as any Python does."""
     with Session(1) as session:

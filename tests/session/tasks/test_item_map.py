@@ -41,7 +41,7 @@ def test_two_iterables_are_for_zip(two: Session) -> None:
     assert two.map(lambda pair: max(*pair), zip([1, 2], [2, 1], strict=True)) == [2, 2]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_results_are_in_order_and_a_free_rank_takes_the_next_item(two: Session) -> None:
     """While one rank is at the first item the other one does all the rest; the results are in order."""
     done = nbp.zeros(10)
@@ -56,7 +56,7 @@ def test_results_are_in_order_and_a_free_rank_takes_the_next_item(two: Session) 
     assert sorted(Counter(process for _, process in found).values()) == [1, 9]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     "items",
@@ -255,7 +255,7 @@ def test_nbp_map_takes_the_session_that_runs(two: Session) -> None:
     nbp.map(abs, [1])
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_nbp_map_starts_ranks_for_itself(two: Session) -> None:
     """Without a session it starts ranks, and none of them is left (the leak check looks)."""
     running_sessions.discard(two)
@@ -292,7 +292,7 @@ def test_what_a_function_prints_is_shown(two: Session, capsys: pytest.CaptureFix
     assert capsys.readouterr().out in ("[rank 0] I have 7\n", "[rank 1] I have 7\n")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_forked_child_takes_no_items(leaves: bool) -> None:

@@ -11,7 +11,7 @@ from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f68_nested_cells_are_refused() -> None:
     """Wherever they stand, also after `%load_ext` on the rank; the rank goes on with the next cell."""
     with Session(2) as session:

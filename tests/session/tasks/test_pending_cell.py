@@ -25,7 +25,7 @@ def _wait_for_text(pending: PendingCell, text: str) -> None:
     wait_until(lambda: text in pending.stdout(0), pending)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_submitted_cell_runs_while_its_caller_goes_on() -> None:
     """It says what was printed so far; whatever else needs the ranks is refused until it has ended."""
     with Session(2) as session:
@@ -54,7 +54,7 @@ def test_a_submitted_cell_runs_while_its_caller_goes_on() -> None:
         assert list(session.run("rank").values) == [0, 1]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_cancel_interrupts_it_and_leaves_the_ranks(session: Session) -> None:
     """As the stop button does: variables and processes stay."""
     session.run("import os, time\nkept = os.getpid()")
@@ -117,7 +117,7 @@ def test_a_time_out_ends_it(session: Session) -> None:
     assert pending.state == "failed"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault
 def test_stopping_the_session_ends_it() -> None:
     """Nobody waits for ever, no thread stays."""
@@ -128,7 +128,7 @@ def test_stopping_the_session_ends_it() -> None:
     wait_until(lambda: all(thread.name != "nbparallel-pending" for thread in threading.enumerate()))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_killed_rank_fails_it() -> None:
     """A death is its error, and the next cell works."""

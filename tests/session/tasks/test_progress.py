@@ -24,7 +24,7 @@ def two() -> Iterator[Session]:
         yield session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_tqdm_s_bar_shows_what_is_done(two: Session, capfd: pytest.CaptureFixture[str]) -> None:
     """Where tqdm is installed its bar ends at all items; with progress=False nothing is shown."""
     pytest.importorskip("tqdm", reason="tqdm is not installed")
@@ -41,7 +41,7 @@ def without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_tqdm")
 def test_a_line_shows_what_is_done(two: Session, capfd: pytest.CaptureFixture[str]) -> None:
     """Without tqdm one line counts the items, also those of a map that fails."""

@@ -29,7 +29,7 @@ def occupy(session: Session) -> tuple[PendingCell, dict[str, Any]]:
     return session.submit(f"{WAIT}'first'", namespace=namespace), namespace
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_queued_cells_run_one_after_the_other(session: Session) -> None:
     """In the order in which they were submitted; the caller goes on, and without `queue` it is refused."""
     first, namespace = occupy(session)
@@ -150,7 +150,7 @@ def test_ranks_that_are_lost_in_between(two_ranks: Session) -> None:
     assert two_ranks.run("len(large)", namespace=namespace).values == [1, 1]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_handle_can_be_kept(session: Session) -> None:
     """It holds its result, and nothing of the cell, the session, or the cells before it."""
     first, namespace = occupy(session)
@@ -186,7 +186,7 @@ def test_cells_that_have_ended_hold_nothing(session: Session) -> None:
     wait_until(lambda: not [run for run in task_runs() if all(run is not other for other in others)])
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_no_cell_overtakes_what_waits_when_others_are_cancelled(session: Session) -> None:
     """Behind a cell that is cancelled while it waits comes what is behind the cell before it."""
     session.run("order = []")
@@ -211,7 +211,7 @@ def test_no_cell_overtakes_what_waits_when_others_are_cancelled(session: Session
         assert session.run("order.copy(), order.clear()").values == [([1, 2, 3, 4], None)] * 2
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_cell_that_never_began_ends_its_output(session: Session) -> None:
     """It is cancelled while it waits: what shows its output may go."""
     ended = threading.Event()
@@ -229,7 +229,7 @@ def test_a_cell_that_never_began_ends_its_output(session: Session) -> None:
     assert session.submit("2", queue=True).result(30).values == [2, 2]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_callback_that_raises_stops_no_other(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is shown as what a thread raises is; later ones are called, and the queue goes on at once."""
     shown: list[str] = []

@@ -20,7 +20,7 @@ def test_errors_are_where_a_notebook_looks_for_them() -> None:
         nbp.ParalelError  # noqa: B018
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_share_in_one_string_or_several(two_ranks: Session) -> None:
     """As behind the magic's flag, or one by one; without a namespace nothing can be shared."""
     names = {"a": np.zeros(2), "b": np.zeros(2)}
@@ -34,7 +34,7 @@ def test_share_in_one_string_or_several(two_ranks: Session) -> None:
         two_ranks.call("rank")  # type: ignore[arg-type]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_result_is_looked_up_by_rank(three_ranks: Session) -> None:
     """`result[rank]` and iteration give everything about a rank; one that took no part is a KeyError."""
     result = three_ranks.run("print('hello', rank); rank * 10", ranks=[0, 2])
@@ -44,7 +44,7 @@ def test_a_result_is_looked_up_by_rank(three_ranks: Session) -> None:
         result[1]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_spawn_takes_what_torchs_takes() -> None:
     """Join and daemon by place or name; what cannot be had, or is no tuple, is said."""
     marks = nbp.zeros(2)

@@ -8,7 +8,7 @@ import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.tasks import cell
-from nbparallel.testing.processes import rank_pool
+from tests.harness.ranks import rank_pool
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def four():
         yield session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_whoever_waits_for_a_cell_is_woken_once(four, monkeypatch):
     """Only the last rank's outcome wakes the notebook's thread; all of them are taken."""
     pool, woken = rank_pool(four), []
@@ -29,7 +29,7 @@ def test_whoever_waits_for_a_cell_is_woken_once(four, monkeypatch):
     assert len(woken) == 1
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_failure_wakes_at_once(four, monkeypatch):
     """Nobody waits for the others before a failure is acted on: these two never end by themselves."""
     pool, woken = rank_pool(four), []

@@ -9,8 +9,8 @@ import pytest
 
 from nbparallel.errors import ReadOnlyArrayError
 from nbparallel.sharing import Store
-from nbparallel.testing.ranks import FolderBroker
 from nbparallel.wire.segments import creator_of
+from tests.harness.ranks import FolderBroker
 
 
 def test_arrays_stay_and_segments_get_new_ids(tmp_path: Path) -> None:

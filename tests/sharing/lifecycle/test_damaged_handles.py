@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from nbparallel.errors import InvalidHandleError, NbParallelError, ReadOnlyArrayError, SegmentLostError
 from nbparallel.sharing.memory.array_layout import check_handle
-from nbparallel.testing.tiers import examples
 from nbparallel.wire.handles import ArrayHandle
+from tests.harness.tiers import examples
 
 byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
 
@@ -83,7 +83,7 @@ def inside(array, store, nbytes):
         assert start <= low <= high <= start + root.nbytes
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_handles_never_map_outside(exchange, seed):
@@ -132,7 +132,7 @@ def mutated_form(random_, form):
     return random_.choice([*DTYPES, *ODD, *NUMBERS])
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_f47_a_mutated_handle_is_refused_or_lies_inside():
     """A mutated handle is refused, or is one of an array inside its segment."""
     check_mutated_handles(20_000)

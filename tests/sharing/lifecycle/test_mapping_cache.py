@@ -10,8 +10,8 @@ import pytest
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError, SegmentLostError
 from nbparallel.sharing.lifecycle import mapping_cache, memory_pool
 from nbparallel.sharing.memory import process_limits
-from nbparallel.testing.stores import store_usage
 from nbparallel.wire.frames import Kind
+from tests.harness.stores import store_usage
 
 
 @pytest.fixture

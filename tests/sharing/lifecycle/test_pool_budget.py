@@ -6,7 +6,7 @@ import pytest
 from nbparallel.sharing import Store
 from nbparallel.sharing.lifecycle import allocator, memory_pool
 from nbparallel.sharing.lifecycle.memory_pool import PoolBudget
-from nbparallel.testing.stores import store_usage
+from tests.harness.stores import store_usage
 from tests.sharing.memory.test_out_of_memory import MIB, V2, reader
 
 GIB = 1 << 30

@@ -15,9 +15,9 @@ from nbparallel.sharing.lifecycle.region import ALIGNMENT, JOIN_SHARE
 from nbparallel.sharing.lifecycle.region_set import FIRST_NBYTES
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
-from nbparallel.testing.stores import mark_interrupted, store_usage
 from nbparallel.testing.strategies import temporary_registry
-from nbparallel.testing.tiers import examples
+from tests.harness.stores import mark_interrupted, store_usage
+from tests.harness.tiers import examples
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
 MOVES = st.lists(
@@ -182,7 +182,7 @@ def test_where_little_is_left_a_region_is_small():
         store.close()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_descriptors_and_mappings_of_many(exchange, strategy):

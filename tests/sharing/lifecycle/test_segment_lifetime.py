@@ -11,7 +11,7 @@ import pytest
 
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing import Store
-from nbparallel.testing.stores import locked_store, reap
+from tests.harness.stores import locked_store, reap
 
 
 def ours():

@@ -100,7 +100,7 @@ def test_deep_nesting_is_refused():
         rebuild_dtype(form)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @given(hnp.arrays(np.int16, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5)), st.data())
 def test_extent_is_what_numpy_says(array, data):
     """First and last byte agree with numpy's own arithmetic, for any view."""

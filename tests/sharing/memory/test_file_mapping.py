@@ -134,7 +134,7 @@ def test_a_limit_of_private_memory():
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_no_mapping_left():
     """Where other code has used up the table of mappings, that is an error that names its limit."""
     if (most := system.mapping_limit() or 0) > MOST_MAPPINGS:

@@ -133,7 +133,7 @@ def run(script, prepare):
     )
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_limit_of_address_space():
     """Where `ulimit -v` stands in the way, that is an exception, and smaller arrays still work."""
     done = run(

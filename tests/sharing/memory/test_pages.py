@@ -8,7 +8,7 @@ import pytest
 
 from nbparallel.sharing import Store
 from nbparallel.sharing.memory import pages
-from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
+from tests.harness.sandboxes import missing_reason, on_small_tmpfs, run_script
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
 

@@ -14,7 +14,7 @@ def many(store, count, *, for_all=False, strategy="file_region"):
     return [store.share(np.full(100, i, float), strategy=strategy, for_all=for_all) for i in range(count)]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_ten_thousand_arrays_cost_one_descriptor(exchange):
     """Descriptors, mappings and entries of the ledger do not grow with the number of arrays."""
     store, other = exchange.store(0), exchange.store(1)

@@ -17,9 +17,9 @@ from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.testing.leaks import names_of
-from nbparallel.testing.sandboxes import missing_reason, on_small_tmpfs, run_script
-from nbparallel.testing.stores import own_sources, store_brokers
 from nbparallel.testing.waiting import wait_until
+from tests.harness.sandboxes import missing_reason, on_small_tmpfs, run_script
+from tests.harness.stores import own_sources, store_brokers
 
 SHM = Path("/dev/shm")
 NAMED = ("file_system", "mmap")
@@ -165,7 +165,7 @@ def test_what_was_named_before_the_session_is_announced_to_it(fresh_exchange):
     store.close()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", NAMED)
 def test_a_process_without_a_session_removes_its_names(strategy, tmp_path):
     """At the end of a script nothing is left, also of arrays that were still alive."""
@@ -212,7 +212,7 @@ def test_an_unrelated_process_opens_the_memory_by_name(strategy):
     current_store().drain()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_names_of_a_killed_rank_go_within_a_second():
     """``kill -9`` of a rank: its names in /dev/shm are gone within a second, while the session lives."""
     with nbp.Session(2) as session:
@@ -224,7 +224,7 @@ def test_names_of_a_killed_rank_go_within_a_second():
     assert names_of(os.getpid()) == []
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_names_of_a_killed_notebook_go_with_the_session():
     """``kill -9`` of the notebook: its own names and the ranks' are gone once the supervisor has ended."""
     before = names()

@@ -9,7 +9,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.errors import PeerFailedError
-from nbparallel.testing.ranks import context_of, run_ranks
+from tests.harness.ranks import context_of, run_ranks
 from tests.sharing.tensors.optional import Exporter, needs_ml_dtypes
 
 LARGE = 400_000

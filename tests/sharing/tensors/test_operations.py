@@ -15,7 +15,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.sharing.tensors import array_of
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: there are no tensors", allow_module_level=True)
@@ -302,7 +302,7 @@ def _run(operation: Callable[[Case], None], dtype: str) -> None:
     values_of(program, 3)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("operation", MOVING)

@@ -93,7 +93,7 @@ def test_hogwild_linear_regression(notebook, way):
     assert cell("model.linear.weight.is_shared() and nbp.is_shared(model)") == [True] * RANKS
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_shared_tensor_is_written_by_all(notebook):
     """`share_memory_()` and slices: every rank writes its part, all see all; a clone is private."""
     type_, cell, names = notebook

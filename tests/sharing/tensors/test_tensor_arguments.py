@@ -8,7 +8,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveMismatchError, ReadOnlyArrayError
-from nbparallel.testing.ranks import context_of
+from tests.harness.ranks import context_of
 from tests.sharing.tensors.optional import needs_torch, torch, torchs_threads
 from tests.sharing.tensors.test_arrays_of_others import values_of
 

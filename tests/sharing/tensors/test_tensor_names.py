@@ -85,7 +85,7 @@ def aliasing(tensors):
     ]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_any_tree_of_tensors_arrives_equal_and_tied_as_it_was(data):
@@ -184,7 +184,7 @@ def test_modules_keep_hooks_modes_and_attributes(pair):
     assert pair.run("set(vars(model)), set(vars(model.a))") == (set(vars(model)), set(vars(model.a)))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_names_with_tensors_in_common_have_them_on_the_ranks(pair):
     """A model and its optimiser: `step` moves the model, whichever cell used which of them first."""
     pair.type(MODEL + "optimiser = torch.optim.SGD(model.parameters(), 0.1)\nweight = model.a.weight")
@@ -214,7 +214,7 @@ def test_names_with_tensors_in_common_have_them_on_the_ranks(pair):
     assert pair.sent() == []
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_shared_model_and_its_optimiser_learn_together(pair):
     """The optimiser of a shared model finds the gradients on the rank; the notebook sees the steps."""
     pair.type(MODEL + "optimiser = torch.optim.SGD(model.parameters(), 0.1)")

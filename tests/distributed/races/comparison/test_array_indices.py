@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from nbparallel.distributed.races.access_log import ArrayName, Box
 from nbparallel.distributed.races.comparison.array_indices import NamedArray, Slice
 from nbparallel.distributed.races.comparison.byte_sets import ByteSet
-from nbparallel.testing.tiers import examples
 from tests.distributed.races.comparison.recorded import AnyArray, box_of, bytes_of, elements
+from tests.harness.tiers import examples
 
 SHAPES = [(), (1,), (12,), (8, 6), (1, 7), (4, 1, 6), (3, 4, 5)]
 

@@ -11,8 +11,8 @@ from nbparallel.distributed.races.access_log import Box, Elements
 from nbparallel.distributed.races.comparison import overlap as overlap_module
 from nbparallel.distributed.races.comparison.byte_sets import ByteSet
 from nbparallel.distributed.races.comparison.overlap import find_overlap, have_gap
-from nbparallel.testing.tiers import examples
 from tests.distributed.races.comparison.recorded import box_of, bytes_of, elements
+from tests.harness.tiers import examples
 
 AXES = st.lists(st.tuples(st.integers(1, 5), st.integers(-40, 40)), max_size=3)
 SIZES = st.sampled_from([1, 2, 3, 4, 8, 16])

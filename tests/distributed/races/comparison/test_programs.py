@@ -87,7 +87,7 @@ def test_overlapping_slices() -> None:
     ]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_adding_to_overlapping_slices() -> None:
     """Parts that are too long are probably not what was meant, so a lock comes second."""
     cell = Recorded(2, a=np.zeros(9))

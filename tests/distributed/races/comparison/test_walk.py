@@ -26,8 +26,8 @@ from nbparallel.distributed.races.comparison import compare, kept_accesses, walk
 from nbparallel.distributed.races.comparison.joined_logs import JoinedLogs
 from nbparallel.distributed.races.comparison.vector_clocks import VectorClocks
 from nbparallel.distributed.races.comparison.walk import Walk
-from nbparallel.testing.tiers import examples
 from tests.distributed.races.comparison.recorded import bytes_of, elements
+from tests.harness.tiers import examples
 
 Line = tuple[int, int, int, int]
 """Rank, segment, site, kind."""
@@ -154,7 +154,7 @@ def found_by_walk(logs: list[AccessLog]) -> tuple[dict[frozenset[Line], bool], d
     return certain, harmless
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @settings(max_examples=examples(300), deadline=None)
 @given(cells())
 def test_as_all_pairs(logs: list[AccessLog]) -> None:

@@ -53,7 +53,7 @@ UNSEEN = {
 """In the docs."""
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_every_attribute_of_arrays_is_seen_a_door_a_view_or_in_the_docs() -> None:
     """No attribute of `numpy.ndarray` is unknown: a numpy with a new one fails here."""
     ours = {
@@ -188,7 +188,7 @@ READ_WHOLE: dict[str, Any] = {
 }
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READ_WHOLE)
 def test_what_copies_an_array_reads_all_of_it(name: str) -> None:
     """However it is copied, and to what."""

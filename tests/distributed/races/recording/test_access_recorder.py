@@ -71,7 +71,7 @@ def _accesses(x: Any, code: Any) -> Any:
     return memory.recorder.take()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_loops_over_elements_and_slices_stay_small() -> None:
     """However many there were, one line to one place is a few regions; they are counted all."""
     x = np.zeros(20 * MANY)

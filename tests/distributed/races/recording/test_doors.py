@@ -145,7 +145,7 @@ def test_classes_that_are_doors_stay_classes() -> None:
         assert callable(np.nditer.reset)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_libraries_work_with_traced_arrays() -> None:
     """Masked arrays, matplotlib, scipy, scikit-learn: they compute what they do with plain ones."""
     plt = pytest.importorskip("matplotlib.figure")

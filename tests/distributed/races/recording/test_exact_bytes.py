@@ -61,7 +61,7 @@ def _apply(x: Any, steps: list[Any]) -> Any:
     return x
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_reads_of_any_index_of_any_view_are_recorded_exactly(data: st.DataObject) -> None:
@@ -86,7 +86,7 @@ def test_reads_of_any_index_of_any_view_are_recorded_exactly(data: st.DataObject
     assert touched_by(x, read) == ({READ: expected} if expected else {})
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_reads_of_views_by_ufuncs_are_recorded_exactly(data: st.DataObject) -> None:
@@ -101,7 +101,7 @@ def test_reads_of_views_by_ufuncs_are_recorded_exactly(data: st.DataObject) -> N
     assert touched_by(x, lambda t: _apply(t, steps)[key] + 1) == ({READ: expected} if expected else {})
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_writes_of_any_index_of_any_view_are_recorded_exactly(data: st.DataObject) -> None:
@@ -124,7 +124,7 @@ def test_writes_of_any_index_of_any_view_are_recorded_exactly(data: st.DataObjec
     assert (x[~mask] != value).all()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_masks_of_ufuncs_choose_what_is_read_and_written(data: st.DataObject) -> None:
@@ -149,7 +149,7 @@ def test_masks_of_ufuncs_choose_what_is_read_and_written(data: st.DataObject) ->
         assert touched_by(x, reduced) == only_read
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @QUICK
 @given(st.data())
 def test_in_place_at_indices_is_recorded_exactly(data: st.DataObject) -> None:

@@ -51,7 +51,7 @@ said["FETCH"], said["HOLD"]
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_a_view_that_arrives_again_is_not_fetched(ranks):
     """Twenty times the same array: one question, and the content of now."""
@@ -61,7 +61,7 @@ def test_a_view_that_arrives_again_is_not_fetched(ranks):
     assert values == [(0, 0), (1, 19), (1, 19)]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_a_view_that_is_broadcast_again(ranks):
     """The same for collectives."""
@@ -93,7 +93,7 @@ said["FETCH"], said["FETCH"] + said["HOLD"]
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_new_arrays_in_the_owners_pool(ranks):
     """An array for each turn, whose memory comes round: few questions, and never another turn's content."""
@@ -117,7 +117,7 @@ def test_memory_goes_back_although_ranks_kept_it(ranks):
     wait_until(lambda: all(mapped(pid) < size + 8_000_000 for pid, size in zip(others, before, strict=True)))
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_the_notebooks_arrays_too():
     """What the notebook named in a cell stays mapped on ranks no longer than in the notebook's pool."""
@@ -190,7 +190,7 @@ def test_the_supervisor_dies():
     assert mapped("self") <= before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_interrupts_while_views_come_and_go(ranks):
     """Wherever an interrupt falls, nothing is held for ever, and the next cell finds its content."""

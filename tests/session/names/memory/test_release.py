@@ -76,7 +76,7 @@ def test_writing_to_a_view_names_the_array_that_was_deleted(pair):
     assert pair.rank_names.name_of(np.zeros(3), "part") is None
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_memory_goes_when_ranks_and_notebook_have_deleted_it():
     """On real ranks: `del` there and here gives the memory back, without another cell that says so."""
     store = current_store()
@@ -96,7 +96,7 @@ def test_memory_goes_when_ranks_and_notebook_have_deleted_it():
         assert session.run("float(keep[0])", namespace={}).values == [0, 0]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize(
     "cell", ["x[1:]", "def f(a):\n    view = a[1:]\n    1 / 0\nf(x)", "def f(a): yield a[1:]\nnext(f(x))"]

@@ -67,7 +67,7 @@ def ranks():
         yield session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=5)
 @pytest.mark.parametrize("kind", HOLDERS)
 def test_on_a_rank(ranks, kind):
@@ -100,7 +100,7 @@ def test_a_message_on_its_way(ranks):
     wait_until(lambda: ranks.run(held).values == [[], []], lambda: ranks.run(held).values)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_message_that_nobody_receives(ranks):
     """What was sent and never received goes with the session, at the latest."""
     with nbp.Session(2) as session:

@@ -50,7 +50,7 @@ def two(ranks, names):
     ranks.run("for name in ('a', 'mine', 'y'): globals().pop(name, None)", namespace=names)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("name", ["file_system", "file_region", "mmap", "file_descriptor"])
 def test_a_switch_reaches_notebook_and_ranks(two, names, name):
@@ -86,7 +86,7 @@ def test_one_array_its_own_way(two, names):
     assert nbp.get_sharing_strategy() == "file_descriptor"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_dead_rank_hears_of_it_when_it_is_back():
     """Switching with a dead rank works; the fresh process uses the new strategy."""
     with nbp.Session(2) as session:
@@ -129,7 +129,7 @@ def test_copy_everywhere(two, names):
     assert two.run("all_reduce(np.ones(200_000))[0]", namespace=names).values == [2.0, 2.0]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_strategy_of_ones_own_reaches_the_ranks(two, names):
     """A strategy that a script registers is sent to the ranks, which make and map its segments."""
 

@@ -28,7 +28,7 @@ Shown()
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_text_of_a_class_that_only_ranks_have() -> None:
     """Displays, values and errors may be made of it; no rank is ended for that."""
     with Session(2) as session:

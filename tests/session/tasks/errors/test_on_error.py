@@ -21,7 +21,6 @@ def _failing(session: Session, cell: str, on_error: str = "continue") -> Paralle
     return caught.value
 
 
-@pytest.mark.by_turns
 def test_ranks_that_compute_run_to_their_end(three: Session) -> None:
     """Also beyond the second after which a cell that stops interrupts them; their values are there."""
     error = _failing(three, "1 / 0 if rank == 1 else time.sleep(1.5)\nrank * 10")
@@ -45,7 +44,7 @@ rank if rank else answer
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_others_go_on_talking(three: Session) -> None:
     """A wait for a rank that has not failed is no failure; in a cell that stops it is."""
     error = _failing(three, TALK)
@@ -55,7 +54,7 @@ def test_others_go_on_talking(three: Session) -> None:
     assert isinstance(stopped.errors[0], PeerFailedError)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.fault("F2")
 @pytest.mark.parametrize("end", ["raise ValueError('mine')", "os.kill(os.getpid(), 9)"])
@@ -86,7 +85,7 @@ def test_any_source_waits_for_who_is_left(three: Session) -> None:
     assert isinstance(error.errors[0], PeerFailedError)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_another_word_is_refused(three: Session) -> None:
     """Before anything runs."""
     with pytest.raises(ValueError, match="on_error must be one of stop, continue"):

@@ -24,8 +24,8 @@ from nbparallel.errors import (
     RemoteError,
 )
 from nbparallel.session import Session
-from nbparallel.testing.processes import rank_pool
 from nbparallel.testing.waiting import wait_until
+from tests.harness.ranks import rank_pool
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("how", BROKEN)
 def test_broken_builtins_are_named_and_put_back(session: Session, how: str) -> None:
@@ -73,7 +73,7 @@ def test_broken_builtins_are_named_and_put_back(session: Session, how: str) -> N
     assert list(session.run("len([1]) + isinstance(1, int)").values) == [2, 2]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_rank_without_most_builtins_lives(two_ranks: Session) -> None:
     """Every second name of the module is gone: the rank reports it, and runs the next cell."""
     cell = "import builtins\nif rank:\n    for name in sorted(vars(builtins))[::2]:\n"
@@ -84,7 +84,7 @@ def test_a_rank_without_most_builtins_lives(two_ranks: Session) -> None:
     assert [rank.pid for rank in two_ranks.statistics().ranks] == before
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_function_that_was_replaced_on_purpose_stays() -> None:
     """`print` of another library, or a counting `len`, is no damage, whatever else fails."""
     with Session(1) as session:
@@ -95,7 +95,7 @@ def test_a_function_that_was_replaced_on_purpose_stays() -> None:
         assert list(session.run("builtins.len is not own, builtins.print is str").values) == [(True, True)]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [40, 60, 120])
 def test_a_low_recursion_limit_is_named(session: Session, limit: int) -> None:
     """A cell that sets it fails, if it does, with the limit in the message; the next cell works."""
@@ -107,7 +107,7 @@ def test_a_low_recursion_limit_is_named(session: Session, limit: int) -> None:
     assert list(session.run("import sys; sys.getrecursionlimit() >= 1000").values) == [True, True]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_low_recursion_limit_explains_nothing_else(session: Session) -> None:
     """An ordinary error stays what it is, and the limit is the user's own."""
     assert isinstance(error_of(session, "import sys\nsys.setrecursionlimit(250)\n1 / 0"), ZeroDivisionError)
@@ -145,7 +145,7 @@ def test_a_stream_that_was_closed_is_open_again(session: Session, fd: int, print
     assert getattr(session.run(f"print('next', file=sys.{name})")[0], name) == "next\n"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["os.closerange(3, 200)", "os.closerange(0, 200)"])
 def test_closed_sockets_are_named(cell: str, two_ranks: Session) -> None:
     """The rank ends, and the error says why; it comes back with the next cell."""
@@ -303,7 +303,7 @@ def test_functions_of_modules_have_their_file_and_line(tmp_path: Path, session: 
         sys.modules.pop("nbp_steps", None)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_each_line_of_a_module_is_named_with_its_file(
     tmp_path: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +354,7 @@ def capture(session: Session, function: Any) -> str:
     return said.getvalue()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_error_says_that_the_rank_was_started_again() -> None:
     """Where nothing shows the cell's notes, as in a script: its variables are gone, and that is why."""
     with Session(2) as session:

@@ -51,7 +51,7 @@ def session() -> Iterator[Session]:
         yield session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F39")
 @pytest.mark.time_limit(60)
 def test_the_first_holder_after_a_death_is_warned(session: Session) -> None:
@@ -81,7 +81,7 @@ def test_it_outlasts_epochs_in_which_no_rank_asks(session: Session) -> None:
 
 
 @pytest.mark.filterwarnings("default")  # ranks have those of this process, which are errors
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F39")
 @pytest.mark.time_limit(60)
 def test_a_cell_that_goes_on_hands_the_lock_over(session: Session) -> None:
@@ -107,7 +107,7 @@ def test_a_lock_ends_with_its_cell(session: Session) -> None:
     assert session.run("with lock: pass\nlock.name").values == ["x"] * 3, "kept beyond its epoch"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_in_a_cell_on_some_ranks() -> None:
     """No other rank is needed, and the notebook's array counts right."""
     names = {"counter": np.zeros(1, int)}
@@ -136,7 +136,7 @@ def test_a_wait_for_a_lock_is_on_the_timeline(session: Session, tmp_path: Path) 
     assert sum(wait.seconds for wait in waits) > 0.05
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_many_abandoned_locks() -> None:
     """Ten that no rank takes again hide no newer one, and a rank that has learned of ten can hold others."""
     dies = """

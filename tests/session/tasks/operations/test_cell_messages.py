@@ -40,7 +40,7 @@ def test_messages_do_not_cross_cells() -> None:
         assert session.run("rank").notes == ()
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F35")
 @pytest.mark.time_limit(60)
 def test_a_deadlock_names_what_was_dropped() -> None:
@@ -56,7 +56,7 @@ def test_a_deadlock_names_what_was_dropped() -> None:
         assert "dropped" not in str(error.value)
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F35")
 @pytest.mark.time_limit(60)
 def test_messages_for_ranks_outside_the_cell_stay() -> None:
@@ -100,7 +100,7 @@ def test_what_stays_ends_with_a_failure() -> None:
         assert session.run("if rank == 0: send(0, 1)").notes[0].startswith("1 message was not received")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_messages_can_be_kept() -> None:
     """Then the receiver's cell says from which cell they are, and so do errors."""
@@ -130,7 +130,7 @@ except CollectiveMismatchError as error:
         assert "dropped" in session.run("if rank == 0: send(0, 1, tag=4)").notes[-1]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_calls_and_background_cells(capsys: pytest.CaptureFixture[str], two_ranks: Session) -> None:
     """A function's messages are named where its output goes, a background cell's in its result."""
@@ -151,7 +151,7 @@ def test_calls_and_background_cells(capsys: pytest.CaptureFixture[str], two_rank
         two_ranks.run("recv(src=rank)")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.fault("F35")
 @pytest.mark.time_limit(60)
 def test_memory_of_dropped_messages_is_released(two_ranks: Session) -> None:
@@ -235,7 +235,7 @@ if rank == 1:
         assert not left or notes[0].startswith(f"{total} message{'s' if total > 1 else ''} ")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_cells_that_leave_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch, three_ranks: Session) -> None:
     """No ring is read, and no rank is sent anything, after a cell whose messages were all received."""

@@ -21,7 +21,7 @@ w.tobytes()
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_a_training_loop() -> None:
     """Ranks end with the same bits and the right weights, as one rank with larger batches does."""

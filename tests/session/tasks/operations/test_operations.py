@@ -11,7 +11,7 @@ from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_every_operation_is_there(three_ranks: Session) -> None:
     """Every operation of the promise has its name in a cell, works there, and stays one of `dist`."""
@@ -44,7 +44,7 @@ both = gather(rank, dst=2, group=pair) if rank != 1 else None
     assert three_ranks.run("all_gather(rank, group=pair) if rank != 1 else 'outside'").values[1] == "outside"
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_work_that_nobody_waited_for(two_ranks: Session) -> None:
     """It is named under the cell with its line, on the rank that forgot it; the next cell goes on."""
@@ -77,7 +77,7 @@ right
 """
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_a_slow_reader_keeps_what_it_reads(three_ranks: Session) -> None:
     """Copies that a sender made for its readers stay until the last of them has read, whatever comes next."""
@@ -106,7 +106,7 @@ def test_a_group_goes_on_without_who_failed(three_ranks: Session) -> None:
     assert [error.value.result.values[rank] for rank in (0, 1)] == [5.0, 5.0]
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_an_error_that_a_cell_catches_leaves_the_next_cell_alone(two_ranks: Session) -> None:
     """The message says "until the next cell", so the next cell has fresh rings."""
     catching = """

@@ -146,7 +146,6 @@ def test_foreign_process():
 '''
 
 
-@pytest.mark.by_turns
 def test_processes_of_others_are_left_alone(pytester: pytest.Pytester) -> None:
     """A process that neither descends from the run nor bears its mark is not counted and not killed."""
     pytester.makepyfile(FOREIGN)

@@ -13,7 +13,7 @@ from nbparallel.testing.waiting import wait_until
 
 RUN = """
 import os, time
-from nbparallel.testing.ranks import run_ranks
+from tests.harness.ranks import run_ranks
 
 def work(c):
     if c.rank == 0:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from nbparallel.testing import tiers
+from tests.harness import tiers
 
 MATRICES = """
 import time
@@ -28,11 +31,6 @@ def test_two(kind):
 
 @pytest.mark.slow
 def test_slow():
-    pass
-
-@pytest.mark.by_turns
-@pytest.mark.parametrize("kind", range(2))
-def test_by_turns(kind):
     pass
 
 @pytest.mark.slow
@@ -66,13 +64,15 @@ class TestTwo(Suite):
 """
 
 
+HARNESS = ("-p", "nbparallel.testing.plugin")
+for _name in ("tiers", "turns", "repetitions"):
+    HARNESS += ("-p", f"tests.harness.{_name}")
+
+
 def chosen(pytester: pytest.Pytester, tier: str, seed: int) -> set[str]:
     """Return the tests of a tier."""
-    result = pytester.runpytest_subprocess(
-        *("-p", "nbparallel.testing.plugin", "--collect-only", "-q"),
-        *("--tier", tier, "--matrix-seed", str(seed)),
-        timeout=15,
-    )
+    options = ("--collect-only", "-q", "--tier", tier, "--seed", str(seed))
+    result = pytester.runpytest_subprocess(*HARNESS, *options, timeout=15)
     return {line.partition("::")[2] for line in result.outlines if "::" in line}
 
 
@@ -99,36 +99,34 @@ def counted(names: set[str]) -> Counter[str]:
 @pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_quick_and_rest_take_of_the_whole(pytester: pytest.Pytester) -> None:
-    """In sixteen days each test is in one, but for cases of matrices; loops run in both."""
+    """The choice is the same each time; another seed makes another; loops run in both."""
     pytester.makepyfile(MATRICES)
     whole, quick = (chosen(pytester, tier, 7) for tier in (tiers.ALL, tiers.QUICK))
-    assert len(whole) == 20 + 9 + 1 + 2 + 8 + 1 + 1 + 12 + 2
-    rests = [chosen(pytester, tiers.REST, seed) for seed in range(7, 23)]
-    rest = rests[0]
-    for name, number in (("test_slow_three", 3), ("test_slow", 1), ("test_slow_loop", 1)):
-        assert sorted(counted(names)[name] for names in rests) == [0] * 15 + [number], "by turns"
-    assert counted(rest)["test_two"] == 1, "a sixteenth of those that the quick tier leaves out"
-    assert counted(rest)["test_kernels"] == 1
-    assert chosen(pytester, tiers.REST, 7) == rest not in rests[1:]
-    only_whole = set(counted(whole - quick.union(*rests))) - {"test_by_turns"}
-    assert only_whole == {"test_every_value", "test_two", "test_slow_three", "test_kernels"}
-    assert quick & rest == {"test_loop"}, "it does more in the whole"
+    assert len(whole) == 20 + 9 + 1 + 8 + 1 + 1 + 12 + 2
     assert 5 <= counted(quick)["test_every_value"] <= 7
     assert counted(quick)["test_two"] == 2
+    assert counted(quick)["test_kernels"] == 6, "on the installed one alone"
+    assert not {"test_slow", "test_slow_three", "test_slow_loop"} & counted(quick).keys()
     assert sum(name.endswith("test_inherited") for name in quick) == 1
     assert chosen(pytester, tiers.QUICK, 7) == quick != chosen(pytester, tiers.QUICK, 8)
+    rests = [chosen(pytester, tiers.REST, seed) for seed in range(12)]
+    assert all(rest & quick == {"test_loop"} for rest in rests[7:8]), "it does more in the whole"
+    assert chosen(pytester, tiers.REST, 0) == rests[0]
+    shares = [len(rest) for rest in rests]
+    assert len(whole) / 32 < sum(shares) / len(shares) < len(whole) / 6, "a sixteenth, and the loop"
+    assert max(counted(rest)["test_slow_three"] for rest in rests) <= 3
 
 
 @pytest.mark.slow
 @pytest.mark.time_limit(90)
-def test_turns(pytester: pytest.Pytester) -> None:
-    """All cases of a test are quick every eighth day, and never in the rest."""
-    pytester.makepyfile(MATRICES)
-    days = [
-        [counted(chosen(pytester, tier, seed)) for tier in (tiers.QUICK, tiers.REST)] for seed in range(16)
-    ]
-    found = sorted((quick["test_by_turns"], rest["test_by_turns"]) for quick, rest in days)
-    assert found == [(0, 0)] * 14 + [(2, 0)] * 2
+def test_quick_leaves_out_rooms_beside_unless_they_are_named(pytester: pytest.Pytester) -> None:
+    """`make test` is of cells; a room that is named runs, and the rest runs all of them."""
+    here = tiers.BESIDE[0]
+    root = Path(tiers.__file__).parents[2]
+    for options, found in (([], False), ([f"tests/{here}"], True)):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--tier", "quick", *options]
+        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=80, check=True)
+        assert (f"tests/{here}/" in listed.stdout) is found
 
 
 @pytest.mark.slow
@@ -139,10 +137,10 @@ def test_a_loop_of_a_slow_test_is_thinned_in_the_rest(
 ) -> None:
     """The whole tries every case."""
     pytester.makepyfile(MATRICES)
-    for seed in map(str, range(7, 23)):  # one is its day
-        options = ("-p", "nbparallel.testing.plugin", "-k", "slow_loop", "-s", "--tier", tier)
-        result = pytester.runpytest_subprocess(*options, "--matrix-seed", seed, timeout=40)
-        if tier == tiers.ALL or result.ret != pytest.ExitCode.NO_TESTS_COLLECTED:
+    for seed in map(str, range(60)):  # one has it in the rest
+        options = ("-k", "slow_loop", "-s", "--tier", tier, "--seed", seed)
+        result = pytester.runpytest_subprocess(*HARNESS, *options, timeout=40)
+        if result.ret != pytest.ExitCode.NO_TESTS_COLLECTED:
             break
     result.stdout.fnmatch_lines([f"*slowly taken {cases}*"])
 
@@ -188,9 +186,7 @@ def test_workers_do_not_meet(pytester: pytest.Pytester) -> None:
     """A test that is `alone` has no test beside it; what a worker's test leaves is that test's leak only."""
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
     pytester.makepyfile(WORKERS)
-    result = pytester.runpytest_subprocess(
-        *("-p", "nbparallel.testing.plugin", "-n", "2", "--dist", "worksteal", "-rA"), timeout=60
-    )
+    result = pytester.runpytest_subprocess(*(*HARNESS, "-n", "2", "--dist", "worksteal", "-rA"), timeout=60)
     result.assert_outcomes(passed=12 + 12 + 1 + 5, errors=1)
     assert "ERROR test_workers_do_not_meet.py::test_a_process_is_left" in result.stdout.str()
 
@@ -213,12 +209,11 @@ def test_late(promised):
 def test_repetitions_fail_at_the_promise(pytester: pytest.Pytester) -> None:
     """One run may be late on a shared machine, and says how late; repetitions may not."""
     pytester.makepyfile(PROMISE)
-    once = pytester.runpytest_subprocess(
-        "-p", "nbparallel.testing.plugin", "--junit-xml", "report.xml", timeout=40
-    )
+    once = pytester.runpytest_subprocess(*HARNESS, "--junit-xml", "report.xml", timeout=40)
     once.assert_outcomes(passed=2)
     assert re.search(
         r'"seconds of 0.1 promised" value="0\.1[5-9]', (pytester.path / "report.xml").read_text()
     )
-    often = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", "--repeat", "2", timeout=40)
+    repeated = ("--repeat", "2")
+    often = pytester.runpytest_subprocess(*HARNESS, *repeated, timeout=40)
     often.assert_outcomes(passed=2, failed=2)

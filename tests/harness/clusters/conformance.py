@@ -31,8 +31,8 @@ from nbparallel.testing.waiting import wait_until
 if TYPE_CHECKING:
     from nbparallel.session import Session
 
-ECHO = "nbparallel.testing.clusters.conformance:EchoNode"
-BROKEN = "nbparallel.testing.clusters.conformance:broken_node"
+ECHO = "tests.harness.clusters.conformance:EchoNode"
+BROKEN = "tests.harness.clusters.conformance:broken_node"
 PATIENCE = 20.0
 """Seconds for an answer that is expected."""
 

@@ -33,8 +33,8 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.session import Session as Wire
 
 from nbparallel.testing import processes
-from nbparallel.testing.kernel.kernel_messages import CellOutcome, KernelMessage
 from nbparallel.testing.processes import ProcessRecord
+from tests.harness.kernel.kernel_messages import CellOutcome, KernelMessage
 
 START_SECONDS = 30.0
 """A kernel that has not answered by then will not; starting takes about one second."""

@@ -2,10 +2,9 @@
 
 import pytest
 
-from nbparallel.testing.kernel import Kernel
+from tests.harness.kernel import Kernel
 
 
-@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_what_a_cell_says_is_kept(any_kernel: Kernel) -> None:
     """Streams, result, display and error of a cell come back with times, each in its own cell."""
@@ -27,7 +26,7 @@ def test_what_a_cell_says_is_kept(any_kernel: Kernel) -> None:
     assert major in {"6", "7"}
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_interrupt_and_descendants(kernel: Kernel) -> None:
     """An interrupt ends the running cell as a KeyboardInterrupt; processes below the kernel are listed."""
@@ -41,7 +40,7 @@ def test_interrupt_and_descendants(kernel: Kernel) -> None:
     kernel.run("child.kill(); child.wait()")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_kill_and_restart(kernel: Kernel) -> None:
     """A killed kernel's cell is reported as died; a restarted kernel has forgotten its names."""
@@ -55,7 +54,7 @@ def test_kill_and_restart(kernel: Kernel) -> None:
     assert not kernel.alive
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_waits_are_bounded(kernel: Kernel) -> None:
     """A cell that does not end in time raises with what it printed."""

@@ -74,7 +74,6 @@ def test_c_code_that_never_returns():
 """
 
 
-@pytest.mark.by_turns
 @pytest.mark.time_limit(60)
 def test_stuck_in_c_ends_the_run(pytester: pytest.Pytester) -> None:
     """C code that holds the GIL cannot be raised into: the run prints its stacks and ends."""
@@ -108,7 +107,8 @@ def test_long_by_itself():
 def test_tests_can_be_made_harder(pytester: pytest.Pytester) -> None:
     """`--repeat` runs a test many times, `--busy-core` on one core, beside a process of no run."""
     pytester.makepyfile(REPEATED)
-    options = ("-p", "nbparallel.testing.plugin", "--repeat", "5", "--busy-core", "-s")
+    options = ("-p", "nbparallel.testing.plugin", "-p", "tests.harness.repetitions")
+    options += ("--repeat", "5", "--busy-core", "-s")
     result = pytester.runpytest_subprocess(*options, timeout=40)
     result.assert_outcomes(passed=5 + 1)
     (spinning,) = set(re.findall(r"spinning: (\d+)", result.stdout.str()))

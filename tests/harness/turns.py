@@ -1,5 +1,7 @@
 """Tests that measure time: each runs while no other worker runs a test, and what is promised is recorded.
 
+The marker ``alone`` says so of a test.
+
 Some facts about locks on files (flock(2)):
 
 * a lock belongs to the open file, which a forked child shares: it ends with ``LOCK_UN``, also
@@ -12,9 +14,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
@@ -34,7 +35,7 @@ class Turns:
     """
 
     def __init__(self, run: str) -> None:
-        stem = f"{tempfile.gettempdir()}/nbp-turns-{os.getuid()}-{run}"
+        stem = f"{os.environ['PYTEST_DEBUG_TEMPROOT']}/nbp-turns-{os.getuid()}-{run}"  # of all workers
         self._paths = (f"{stem}.gate", f"{stem}.lock")
         self._gate, self._lock = (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for path in self._paths)
 
@@ -57,6 +58,35 @@ class Turns:
                 os.unlink(path)
             except FileNotFoundError:
                 continue  # another worker was first
+
+
+_turns = pytest.StashKey[Turns]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Announce the marker; a worker of pytest-xdist takes turns with the others."""
+    config.addinivalue_line("markers", "alone: measures time; no other worker runs a test beside it")
+    if hasattr(config, "workerinput"):
+        config.stash[_turns] = Turns(config.workerinput["testrunuid"])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test when its turn has come; the watchdog counts from there."""
+    turns = item.config.stash.get(_turns, None)
+    if turns is None:
+        return (yield)
+    turns.begin(alone=item.get_closest_marker("alone") is not None)
+    try:
+        return (yield)
+    finally:
+        turns.end()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close the files of turns."""
+    if _turns in config.stash:
+        config.stash[_turns].close()
 
 
 @pytest.fixture

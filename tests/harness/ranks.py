@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbparallel.distributed import Communicator, set_current
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
@@ -36,6 +36,12 @@ from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.segments import Notice
+
+if TYPE_CHECKING:
+    from nbparallel.multiprocessing.pool import Pool
+    from nbparallel.multiprocessing.workers.worker_slots import WorkerSlot
+    from nbparallel.session import Session
+    from nbparallel.session.processes.rank_pool import RankPool
 
 
 class FolderBroker:
@@ -352,3 +358,13 @@ def _reap(pids: dict[int, int]) -> None:
             elif time.monotonic() > limit or sys.exc_info()[0] is not None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
+
+
+def rank_pool(session: Session) -> RankPool:
+    """Return the rank pool of a started session: its handles, its supervisor, its events."""
+    return session._ranks.running
+
+
+def worker_slots(pool: Pool) -> dict[int, WorkerSlot]:
+    """Return where each worker of a pool notes what it does, by the identity of its process object."""
+    return pool._casualties.slots
