@@ -108,6 +108,9 @@ def _find(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise
+    library = vars(importlib.import_module("multiprocessing"))
+    if name in library:  # what no context has: SUBDEBUG, SUBWARNING
+        return library[name]
     if name in _ELSEWHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}: use {_ELSEWHERE[name]!r}")
     raise importlib.import_module("nbparallel.errors").misspelt(name, __name__, __all__)

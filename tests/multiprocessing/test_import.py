@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,28 +20,35 @@ MOST_MODULES = 25
 """Twenty-three now; each costs every process that starts."""
 
 
+AS_THEY_ARE = {
+    "dummy", "forkserver", "heap", "popen_fork", "popen_forkserver", "popen_spawn_posix",
+    "resource_sharer", "resource_tracker",
+}  # fmt: skip
+"""The library's own modules, by `mp.NAME` or `from … import NAME`; no file here has their names."""
+OTHERS = {"spawn": "torch's function of that name"}
+
+
+def _library_modules() -> Iterator[tuple[str, ModuleType]]:
+    for found in pkgutil.iter_modules(multiprocessing.__path__):
+        if "win32" not in found.name and found.name not in OTHERS:
+            yield found.name, importlib.import_module(f"multiprocessing.{found.name}")
+
+
 def test_every_name_is_there() -> None:
-    """Names, submodules and classes are the library's or subclasses of them."""
+    """Names, submodules and classes are the library's or subclasses of them, in each version of it."""
     assert set(multiprocessing.__all__) <= set(mp.__all__)
     for name in mp.__all__:
         assert getattr(mp, name) is not None, name
-    for name in (
-        "connection",
-        "context",
-        "managers",
-        "pool",
-        "process",
-        "queues",
-        "reduction",
-        "shared_memory",
-    ):
-        ours = __import__(f"nbparallel.multiprocessing.{name}", fromlist=["x"])
-        library = __import__(f"multiprocessing.{name}", fromlist=["x"])
+    for name, library in _library_modules():
+        ours = getattr(mp, name)
+        for public in vars(library):
+            if not public.startswith("_") and not isinstance(getattr(library, public), ModuleType):
+                assert hasattr(ours, public), (name, public)
         for public in getattr(library, "__all__", ()):
-            assert getattr(ours, public) is not None
             if isinstance(getattr(library, public), type):
                 assert issubclass(getattr(ours, public), getattr(library, public))
-    assert mp.heap is multiprocessing.heap  # type: ignore[attr-defined]
+    assert mp.SUBDEBUG == multiprocessing.SUBDEBUG == 5  # type: ignore[attr-defined]
+    assert mp.SUBWARNING == multiprocessing.SUBWARNING == 25  # type: ignore[attr-defined]
     assert issubclass(mp.Process, multiprocessing.Process)  # type: ignore[attr-defined]
 
 
@@ -60,6 +70,15 @@ def test_public_names_are_declared() -> None:
     names = {name for name, value in vars(mp).items() if name[0] != "_" and not isinstance(value, ModuleType)}
     foreign = {name for name in names if getattr(vars(mp)[name], "__module__", mp.__name__) != mp.__name__}
     assert names - foreign <= set(mp.__all__)
+
+
+def test_every_module_can_be_imported_under_our_name() -> None:
+    """`import nbparallel.multiprocessing.NAME`, but for the library's own."""
+    for name, library in _library_modules():
+        if name in AS_THEY_ARE:
+            assert getattr(mp, name) is library
+        else:
+            importlib.import_module(f"nbparallel.multiprocessing.{name}")
 
 
 @pytest.mark.slow

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+import nbparallel.multiprocessing as mp
 
 KNOWN = {
     "multiprocessing.connection.Connection._close": {"b7075b5f7eb7"},
@@ -32,3 +37,44 @@ def test_a_function_of_the_library_is_known(name: str) -> None:
     text = "".join(inspect.getsource(pkgutil.resolve_name(name)).split())
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     assert digest in KNOWN[name], f"look at what changed in {name}, then add {digest!r}"
+
+
+def _overridden() -> Iterator[tuple[str, Any, Any]]:
+    """Return each method of ours that stands in the place of one of the library's, and that one."""
+    for found in pkgutil.walk_packages(mp.__path__, f"{mp.__name__}."):
+        if "joblib" in found.name or "torch" in found.name:
+            continue
+        module = importlib.import_module(found.name)
+        for kind in vars(module).values():
+            if not isinstance(kind, type) or kind.__module__ != found.name:
+                continue
+            for name, method in vars(kind).items():
+                owner = next((base for base in kind.__mro__[1:] if name in vars(base)), None)
+                if owner is not None and owner.__module__.partition(".")[0] in (
+                    "multiprocessing",
+                    "concurrent",
+                ):
+                    theirs = vars(owner)[name]
+                    methods = [getattr(function, "__func__", function) for function in (method, theirs)]
+                    if name != "__init__" and all(map(inspect.isfunction, methods)):
+                        yield f"{kind.__module__}.{kind.__name__}.{name}", *methods
+
+
+def test_methods_take_what_the_librarys_take() -> None:
+    """Since 3.14 `terminate_broken` has one more argument; without it, calls waited for ever."""
+    seen = list(_overridden())
+    assert len(seen) > 30
+    for name, ours, theirs in seen:
+        own, given = (list(inspect.signature(method).parameters.values()) for method in (ours, theirs))
+        kinds = {each.kind for each in own}
+        by_place = [
+            [each for each in some if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+            for some in (own, given)
+        ]
+        if inspect.Parameter.VAR_POSITIONAL not in kinds:
+            assert len(by_place[0]) >= len(by_place[1]), (name, own, given)
+        if inspect.Parameter.VAR_KEYWORD not in kinds and not name.rpartition(".")[2].startswith("_"):
+            named = {
+                each.name for each in given if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
+            }
+            assert named <= {each.name for each in own}, (name, own, given)

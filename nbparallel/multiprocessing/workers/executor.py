@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 import traceback
@@ -182,9 +183,9 @@ class ManagerThread(library._ExecutorManagerThread):
         if not self.pending_work_items:
             self.kept = None
 
-    def terminate_broken(self, cause: Any) -> None:
+    def terminate_broken(self, cause: Any, bpe_message: Any = None) -> None:
         """Let all calls fail."""
-        if cause is None and (error := self._died()) is not None:
+        if cause is bpe_message is None and (error := self._died()) is not None:
             executor = self.executor_reference()
             if executor is not None:
                 executor._died = error
@@ -192,9 +193,14 @@ class ManagerThread(library._ExecutorManagerThread):
             with self.shutdown_lock:
                 for item in self.pending_work_items.values():
                     with contextlib.suppress(InvalidStateError):  # it was cancelled
-                        item.future.set_exception(error)
+                        # its own: one would collect the frames of all waits
+                        item.future.set_exception(copy.copy(error))
                 self.pending_work_items.clear()
-        super().terminate_broken(cause)
+        super().terminate_broken(cause, *(() if bpe_message is None else (bpe_message,)))
+
+    def _replace_dead_worker(self) -> Any:
+        with late_interrupts():  # since 3.14 the library starts the worker past `_spawn_process`
+            return super()._replace_dead_worker()  # type: ignore[misc]
 
     def _died(self) -> BrokenPoolError | None:
         processes: dict[Any, Any] = {process.sentinel: process for process in self.processes.values()}
@@ -234,7 +240,7 @@ class Executor(library.ProcessPoolExecutor):
     initializer, initargs : callable, tuple
         Called in each worker before its first call.  Locks and queues travel here, not in a call.
     max_tasks_per_child : int, optional
-        After how many calls a worker is replaced; not with ``fork``.
+        After how many calls a worker is replaced; not with ``fork``, and by default with ``spawn``.
     threads : int, optional
         Of each worker's numeric libraries.  By default its share of the CPUs, as for a rank, unless the
         environment says how many.
@@ -258,12 +264,10 @@ class Executor(library.ProcessPoolExecutor):
         max_tasks_per_child: int | None = None,
         threads: int | None = None,
     ) -> None:
+        method = None if max_tasks_per_child is None else "spawn"  # the library's choice
         if mp_context is not None:  # the library's own stands for ours
-            context = default_context().get_context(mp_context.get_start_method())
-        else:
-            context = default_context().get_context()
-            if max_tasks_per_child is not None and context.get_start_method() == "fork":
-                context = default_context().get_context("spawn")  # as the library
+            method = mp_context.get_start_method()
+        context = default_context().get_context(method)
         self._interrupt_word = InterruptWord()
         self._start_failure = sharedctypes.RawArray("c", _FAILURE_BYTES)
         interrupts, failure = TaskInterrupts(self._interrupt_word), self._start_failure
@@ -294,7 +298,7 @@ class Executor(library.ProcessPoolExecutor):
         except library.BrokenProcessPool as error:
             if self._died is None:
                 raise
-            raise self._died from error
+            raise copy.copy(self._died) from error
         except (StartError, OSError):  # no worker could be started
             for item in list(vars(self)["_pending_work_items"].values())[-1:]:
                 item.future.cancel()

@@ -29,7 +29,7 @@ class SuiteResult:
 def run_suite(
     over: str, method: str, kind: str, folder: Path, *, only: str = "", first: str = "sys", limit: float = 600
 ) -> SuiteResult:
-    """Run the cases of one kind ("processes", "manager", "misc") with one start method.
+    """Run the cases of one kind ("processes", "manager", "misc", "executor") with one start method.
 
     Parameters
     ----------
@@ -44,12 +44,14 @@ def run_suite(
     naming += f"process.current_process()._config['semprefix'] = '/{prefix}'\n"
     # of every process: one that the library starts has the word of its parent only when it has been unpickled
     (folder / "sitecustomize.py").write_text(naming if over == "library" else "")
-    option = "exclude_types=True" if kind == "misc" else f"only_type={kind!r}"
-    (folder / f"{name}.py").write_text(
-        f"import {first}\n"
-        f"from {SUITES[over]} import install_tests_in_module_dict\n"
-        f"install_tests_in_module_dict(globals(), {method!r}, {option})\n"
-    )
+    if kind == "executor":
+        text = "from tests.multiprocessing.cpython.executors import executor_cases\n"
+        text += f"globals().update(executor_cases({over!r}, {method!r}))\n"
+    else:
+        option = "exclude_types=True" if kind == "misc" else f"only_type={kind!r}"
+        text = f"from {SUITES[over]} import install_tests_in_module_dict\n"
+        text += f"install_tests_in_module_dict(globals(), {method!r}, {option})\n"
+    (folder / f"{name}.py").write_text(f"import {first}\n{text}")
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "unittest", "-v", *(["-k", only] if only else []), name]
     with (folder / f"{name}.txt").open("w+") as output:
@@ -82,7 +84,9 @@ def _outcomes(text: str) -> dict[str, str]:
         if match := _CASE.match(line):
             case = f"{match[2]}.{match[1]}"
             found[case] = "died"
-        if case is not None and (ending := re.search(r"(?:\.\.\. |^)(ok|FAIL|ERROR|skipped)\b", line)):
+        if case is not None and (
+            ending := re.search(r"(?:\.\.\. |^)(?:[\d.]+s )*(ok|FAIL|ERROR|skipped)\b", line)
+        ):
             found[case] = ending[1]
             case = None
     return found

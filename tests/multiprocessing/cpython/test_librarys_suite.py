@@ -1,4 +1,4 @@
-"""CPython's own tests of `multiprocessing` pass over ours wherever they pass over the library."""
+"""CPython's own tests of processes and executors pass over ours wherever they pass over the library."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 EXCEPTIONS = {
-    "WithProcessesTestPoolWorkerErrors.test_unpickleable_result": "a lambda travels here",
+    "PoolWorkerErrors.test_unpickleable_result": "a lambda travels here",
     "_TestImportStar.test_import": "it lists the files of the library's folder",
+    "DeadlockTest.test_exit_during_result_pickle_on_worker": "not its SystemExit",
+    "ExecutorTest.test_gc_during_max_tasks_worker_exit_gh152967": "calls keep their executor",
 }
-"""Cases that pass over the library and not over ours, with any start method."""
-CASES = {"processes": 130, "misc": 55, "manager": 70}
-"""How many cases of each kind there are, at least (3.11 has 144, 62 and 74)."""
+"""Ends of the names of cases that pass over the library and not over ours, with any start method."""
+CASES = {"processes": 130, "misc": 55, "manager": 70, "executor": 50}
+"""How many cases of each kind there are, at least (3.11 has 144, 62 and 74, 3.13 has 59 of `Executor`)."""
 
 
 @pytest.mark.slow
@@ -29,13 +31,17 @@ CASES = {"processes": 130, "misc": 55, "manager": 70}
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_librarys_own_suite(method: str, kind: str, tmp_path: Path) -> None:
-    """Every case that passes over the library passes over ours, but for two with reasons."""
+    """Every case that passes over the library passes over ours, but for some with reasons."""
+    if kind == "executor" and find_spec("test.test_concurrent_futures.util") is None:
+        pytest.skip("this Python comes without its tests of concurrent.futures")
     library = run_suite("library", method, kind, tmp_path)
     ours = run_suite("ours", method, kind, tmp_path)
     assert len(ours.outcomes) >= CASES[kind], ours.text[-3000:]
     assert ours.outcomes.keys() == library.outcomes.keys()
-    wrong = library.named("ok") - ours.named("ok") - EXCEPTIONS.keys()
-    assert not wrong, ours.text[ours.text.find("=====") :]
+    wrong = library.named("ok") - ours.named("ok")
+    assert not {case for case in wrong if not case.endswith(tuple(EXCEPTIONS))}, ours.text[
+        ours.text.find("=====") :
+    ]
 
 
 @pytest.mark.slow

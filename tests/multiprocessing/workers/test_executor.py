@@ -102,6 +102,7 @@ def test_a_dead_worker(tmp_path: Path, method: str) -> None:
     """What is under way fails with an error that has both types and names the worker; so the next call."""
     run_program(
         """
+        import traceback
         from concurrent.futures.process import BrokenProcessPool
 
         def end(gate):
@@ -120,6 +121,8 @@ def test_a_dead_worker(tmp_path: Path, method: str) -> None:
                 except WorkerDiedError as error:
                     assert isinstance(error, BrokenProcessPool)
                     assert error.signal_name == "SIGKILL" and f"worker {error.pid} " in str(error), error
+                    shown = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+                    assert shown.count(__file__) == 1, shown  # not the waits for others
                 else:
                     raise AssertionError(future)
             try:

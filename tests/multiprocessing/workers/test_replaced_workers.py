@@ -88,3 +88,20 @@ def test_an_executors_workers_end_after_their_tasks(tmp_path: Path) -> None:
         tmp_path,
         "forkserver",
     )
+
+
+@pytest.mark.slow
+def test_a_worker_in_anothers_place_starts_as_the_first(tmp_path: Path) -> None:
+    """A Ctrl-C that meets its start waits, too; without a context both are spawned, as the library's."""
+    run_program(
+        """
+        def start(_):
+            return mp.current_process().interrupts_late, type(mp.current_process()).__name__
+
+        mp.set_start_method("forkserver")
+        with mp.Executor(1, max_tasks_per_child=1) as executor:
+            assert list(executor.map(start, range(3))) == [(True, "SpawnProcess")] * 3
+        """,
+        tmp_path,
+        "spawn",
+    )
