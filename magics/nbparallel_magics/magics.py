@@ -19,7 +19,7 @@ from nbparallel_magics.error_display import brief_errors, full_tracebacks
 from nbparallel_magics.output import drawn
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
-from nbparallel_magics.views import panel, sharing, strategy_benchmark, timeline
+from nbparallel_magics.views import panel, sharing, timeline
 from nbparallel_magics.views.hosts import HostsView
 from nbparallel_magics.views.own_processes import HouseholdSegmentsView, ProcessesView, household_report
 from nbparallel_magics.views.segments import SegmentsView
@@ -147,7 +147,7 @@ class ParallelMagics(Magics):
     def sharing_strategy(self, line: str) -> None:
         options, words = flags.parse_strategy(line)
         if options.bench:
-            strategy_benchmark.bench(self.state, options.seconds or strategy_benchmark.DEFAULT_SECONDS)
+            sharing.bench(self.state.running_session(), options.seconds)
             return
         if words:
             print(sharing.switch(words))  # noqa: T201

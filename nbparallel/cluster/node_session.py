@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from nbparallel import sharing
 from nbparallel.cluster.host_messages import (
     SAME_ERRORS,
@@ -17,8 +20,7 @@ from nbparallel.cluster.host_messages import (
     HostTask,
     failed_outcome,
 )
-from nbparallel.cluster.node_arrays import NodeArrays
-from nbparallel.errors import RankDiedError, rank_list
+from nbparallel.errors import RankDiedError, SegmentLostError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring.session_views import load_views
 from nbparallel.session.output import TaskOutput
@@ -28,14 +30,69 @@ from nbparallel.session.session import Session
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.outcomes import death_failure, record_of
 from nbparallel.session.tasks.task_run import TaskRequest, TaskRun, TaskWatch
+from nbparallel.sharing.memory.array_layout import rebuild_dtype
+from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.blobs import ByValue
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
-from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankMemory, runs_user_code
+from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankMemory, Task, runs_user_code
+from nbparallel.wire.name_updates import NameKind
 
 if TYPE_CHECKING:
     from nbparallel.session.diagnostics.doctor import Finding
+
+# Arrays of the notebook on one host: shared memory that lives as long as its ranks use it.
+
+
+class NodeArrays:
+    """Arrays by the kernel's numbers: held here from the question for them to the end of the task.
+
+    Before and after that only ranks hold them, and what none holds is gone.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, npt.NDArray[Any]] = {}
+        self._handles: dict[int, ArrayHandle] = {}
+        """Of all that ranks may have."""
+
+    def lack(self, wanted: Sequence[ArrayHandle], broker: Any) -> list[int]:
+        """Hold arrays, and return the numbers of those that have to be sent: there is memory for them."""
+        store, lacking = sharing.current_store(), []
+        self._held.clear()
+        for form in wanted:
+            try:
+                self._held[form.segment] = store.attach(self._handles[form.segment], broker=broker)
+            except (KeyError, SegmentLostError):
+                self._handles.pop(form.segment, None)
+                memory = store.empty(form.segment_nbytes, np.uint8, strategy=registry.find_strategy().name)
+                dtype = rebuild_dtype(form.dtype)
+                self._held[form.segment] = np.ndarray(form.shape, dtype, memory, 0, form.strides)
+                lacking.append(form.segment)
+        return lacking
+
+    def fill(self, number: int, start: int, piece: memoryview) -> None:
+        """Take a piece of an array that was lacking."""
+        content = self._held[number].ravel(order="A").view(np.uint8)
+        content[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+
+    def localise(self, task: Task, broker: Any) -> Task:
+        """Return a task whose names of arrays refer to the memory here."""
+        store, updates = sharing.current_store(), []
+        for update in task.updates:
+            if update.kind is NameKind.ARRAY:
+                number = update.handle.segment
+                handle = store.handle(self._held[number], broker=broker)
+                if handle is not None:
+                    self._handles[number] = handle
+                update = replace(update, handle=handle)
+            updates.append(update)
+        return replace(task, updates=tuple(updates))
+
+    def release(self) -> None:
+        """Leave the arrays to the ranks."""
+        self._held.clear()
+
 
 _BY_VALUE: Any = ByValue()
 

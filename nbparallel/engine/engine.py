@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
+import getpass
+import itertools
 import os
 import pickle
 import sys
+import threading
+import time
+from collections import deque
+from dataclasses import replace
 from functools import partial
+from types import ModuleType
+from typing import Any
+
+from IPython.core.completer import provisionalcompleter
 
 import nbparallel
 from nbparallel import distributed, sharing
@@ -17,18 +28,148 @@ from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, failures, tasks
 from nbparallel.engine.debugger import Breakpoints
 from nbparallel.engine.environment.settings import FollowedSettings
-from nbparallel.engine.input import InputRequests
-from nbparallel.engine.inspection import complete, inspect_namespace
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput, mark_threads, pickle_message
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
-from nbparallel.errors import ProtocolError, host_of_rank
+from nbparallel.errors import InputRefusedError, ProtocolError, host_of_rank
+from nbparallel.errors.questions import class_name, text_of
 from nbparallel.transfer import definitions
+from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.messages import Configure, JoinWorld, Outcome, Task, runs_user_code
+from nbparallel.wire.inspection import Completion, CompletionRequest, Completions, NamespaceReport, Origin
+from nbparallel.wire.messages import (
+    Configure,
+    InputReply,
+    InputRequest,
+    JoinWorld,
+    Outcome,
+    Task,
+    runs_user_code,
+)
+
+# Reports about an idle rank's namespace: its variables, and completions.
+
+LOOK_SECONDS = 0.3
+"""For so long contents are compared; what is left is not known.  The asker waits for a second."""
+MOST_NAMES = 1000
+"""Variables that are reported, at most; arbitrary."""
+
+
+def inspect_namespace(state: RankState, number: int) -> NamespaceReport:
+    """Return the user's variables of this rank, described; never raises.
+
+    Copies are pickled, to see whether they have changed: as long as a cell that sends them anew would do.
+    """
+    try:
+        store, values = (
+            sharing.current_store(),
+            state.variables.copy(),
+        )  # a thread may assign at the same time
+        names = [
+            name
+            for name in state.defaults.user_names()
+            if name in values and not issubclass(type(values[name]), ModuleType)
+        ]
+        until = time.monotonic() + LOOK_SECONDS
+        reported = [
+            describe_variable(name, values[name], store, state.names.origin(name))
+            for name in names[:MOST_NAMES]
+        ]
+        reported = [
+            replace(info, as_delivered=state.names.is_as_delivered(info.name))
+            if info.origin is Origin.COPIED and time.monotonic() < until
+            else info
+            for info in reported
+        ]
+        return NamespaceReport(number, tuple(reported), len(names) - len(reported))
+    except BaseException as error:  # noqa: BLE001  a question must not end the rank
+        return NamespaceReport(number, (), 0, f"{class_name(error)}: {text_of(error)}")
+
+
+MOST_COMPLETIONS = 300
+"""Completions that are returned, at most; arbitrary."""
+
+
+def complete(state: RankState, request: CompletionRequest) -> Completions:
+    """Return what this rank's own shell would offer; never raises, changes no variable."""
+    try:
+        completer = state.shell.Completer
+        completer.use_jedi = False  # it takes seconds the first time, and analyses source, not values
+        with provisionalcompleter():
+            offered = completer.completions(request.text, request.cursor)
+            found = tuple(
+                Completion(c.start, c.text, "" if c.type == "<unknown>" else str(c.type or ""))
+                for c in itertools.islice(offered, MOST_COMPLETIONS)
+            )
+    except BaseException:  # noqa: BLE001  it runs the user's __dir__; a key press must not end the rank
+        found = ()
+    return Completions(request.number, found)
+
+
+# ``input()`` and ``getpass`` on a rank, answered by the notebook's user.
+
+
+class InputRequests:
+    """Sends a rank's questions and waits for the answers.
+
+    Attributes
+    ----------
+    deferred : deque of Frame
+        Frames that arrived during a wait; the rank's loop handles them first.
+    """
+
+    def __init__(self, channel: Channel, output: RankOutput) -> None:
+        self._channel, self._output = channel, output
+        self._serials = itertools.count(1)
+        self.deferred: deque[Frame] = deque()
+
+    def install(self) -> None:
+        """Replace Python's own functions: a rank has no terminal."""
+        builtins.input = self.input
+        getpass.getpass = self.getpass
+
+    def input(self, prompt: object = "", /) -> str:
+        """Ask the notebook's user, and return what was typed; as Python's own ``input``.
+
+        Raises
+        ------
+        InputRefusedError
+            There is no user to ask, or several ranks asked at the same time.  It is an `EOFError`.
+        """
+        return self._ask(str(prompt), secret=False)
+
+    def getpass(self, prompt: str = "Password: ", stream: object = None, **_: Any) -> str:
+        """Ask without showing what is typed; as ``getpass.getpass``."""
+        return self._ask(str(prompt), secret=True)
+
+    def _ask(self, prompt: str, *, secret: bool) -> str:
+        if threading.current_thread() is not threading.main_thread():
+            raise InputRefusedError("input() works in a cell's own thread only, not in one that it started")
+        request = InputRequest(self._output.task, next(self._serials), prompt, secret)
+        self._output.settle()  # what was printed before the question is shown before it
+        self._channel.send(Kind.INPUT, pickle_message(request), sequence=request.serial)
+        reply = self._reply(request.serial)
+        if reply.refusal:
+            raise InputRefusedError(reply.refusal)
+        return reply.text
+
+    def _reply(self, serial: int) -> InputReply:
+        while True:
+            frame = self._channel.receive()  # in slices: an interrupt raises
+            assert frame is not None, "there was no time-out"
+            if frame.kind is not Kind.INPUT:
+                self.deferred.append(frame)
+                if frame.kind is Kind.EXIT:
+                    raise InputRefusedError("the session is being stopped")
+                continue
+            reply = pickle.loads(frame.payload)
+            assert isinstance(reply, InputReply)
+            if reply.serial == serial:
+                return reply
+
 
 MANY_MODULES = 100
 """A cell that has imported so many leaves enough objects that a full collection is due soon; arbitrary."""

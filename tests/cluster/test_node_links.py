@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nbparallel.cluster.contract import Link
-from nbparallel.cluster.node_links import LINKED, NodeDoor, NodeLinks
+from nbparallel.cluster.node import LINKED, NodeDoor, NodeLinks
 from nbparallel.cluster.node_process import ProcessPort, pack_head
 from nbparallel.distributed.runtime.host_door import CHUNK, WINDOW, HostDoor
 from nbparallel.errors import ChannelClosedError

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from nbparallel.errors import NO_RANKS
-from nbparallel_widgets.panel_rows import SHOWN, axis_end
 from nbparallel_widgets.panel_sheet import folds_bundle
-from nbparallel_widgets.panel_view import PanelView
+from nbparallel_widgets.panel_view import SHOWN, PanelView, axis_end
 from nbparallel_widgets.timeline_svg import COLOURS
 from tests.widgets.activities import (
     COMPUTING,

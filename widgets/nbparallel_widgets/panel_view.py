@@ -2,17 +2,301 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from nbparallel.errors import NO_RANKS
 from nbparallel.errors.text.escaping import escape_html
-from nbparallel.session.monitoring.activity import SessionActivity
+from nbparallel.errors.text.table import Table
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
-from nbparallel_widgets.panel_matrices import matrix_grids
+from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING
+from nbparallel.wire.units import size_text
+from nbparallel_widgets.panel_grid import Grid
 from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
-from nbparallel_widgets.panel_rows import ranks_html, ranks_text
+from nbparallel_widgets.panel_sentence import (
+    marked_html,
+    marked_ranks,
+    plain,
+    rank_text,
+    sentence,
+    took_part,
+)
 from nbparallel_widgets.panel_sheet import STALE, STYLE, details_html, folded_html
+from nbparallel_widgets.timeline_svg import COLOURS
+from nbparallel_widgets.timeline_text import LETTERS
+from nbparallel_widgets.times import fixed_text, next_round, ticks
+
+# The ranks of a panel: a bar for each on one axis of time, its figures, and what it does.
+#
+# A bar adds up what the rank did in the cell so far, in this order: computing, waiting, moving data.  What is
+# empty then is the time since the rank has finished.  A line below names bars as sums: on an axis of time
+# they look like a course of time, which is the timeline.  The kinds differ in colour and in height, as there.
+
+SHOWN = 64
+"""Ranks in the table; of more, those that are not shown are counted below it."""
+LETTERS_WIDE = 24
+"""Letters of a bar in text."""
+_KINDS = (COMPUTING, WAITING, MOVING)
+_OWN = "own memory"
+_SUMS = "each bar adds up a rank's times"
+_WHEN = "; %parallel_timeline shows when"
+"""Not where there are several hosts, each with a clock."""
+_HEIGHT = 14
+_HEIGHTS = {COMPUTING: 14, WAITING: 5, MOVING: 9}
+_LEAST = 0.4
+"""Width of the narrowest piece, in percent of the axis."""
+_IMPORTANT = (
+    "unseen",
+    "dead",
+    "failed",
+    "computing",
+    "moving",
+    "waiting",
+    "starting",
+    "interrupted",
+    "released",
+    "finished",
+    "idle",
+)
+
+
+def axis_end(activity: SessionActivity) -> float:
+    """Return the seconds at which all bars end: round while the cell runs, so that they grow steadily."""
+    longest = max([activity.seconds, *(_spent(rank) for rank in activity.ranks)])
+    return next_round(max(longest, 1.0)) if activity.running else longest
+
+
+def shown_ranks(activity: SessionActivity) -> tuple[RankActivity, ...]:
+    """Return the ranks that have a row, in order: all, or the most important ones."""
+    if len(activity.ranks) <= SHOWN:
+        return activity.ranks
+    marked = marked_ranks(activity)
+    by_importance = sorted(
+        activity.ranks, key=lambda rank: (rank.rank not in marked, _IMPORTANT.index(rank.state), rank.rank)
+    )
+    return tuple(sorted(by_importance[:SHOWN], key=lambda rank: rank.rank))
+
+
+def ranks_html(activity: SessionActivity) -> str:
+    """Return the sentence and the table."""
+    activity = _before_it_begins(activity)
+    end, marked, shown = axis_end(activity), marked_ranks(activity), shown_ranks(activity)
+    places, unit = ticks(end, 4)
+    lines = "".join(_line(100 * place / end) for place, _ in places[1:] if end)
+    rows = "".join(_row(rank, activity, end, rank.rank in marked, lines) for rank in shown)
+    names = "".join(f'<th scope="col" class="nbp-n">{_swatch(kind)}{kind}</th>' for kind in _KINDS)
+    return (
+        f'<table class="nbp-ranks"><caption>{marked_html(sentence(activity))}</caption>'
+        f'<thead><tr><th scope="col" class="nbp-rank">rank</th>'
+        f'<th scope="col" class="nbp-bar">{_axis(places, unit, end)}</th>'
+        f'{names}<th scope="col" class="nbp-n nbp-own">{_OWN}</th>'
+        f'<th scope="col" class="nbp-state">state</th></tr></thead><tbody>{rows}</tbody></table>'
+        + "".join(
+            f"<p>{escape_html(line)}</p>"
+            for line in (*_rest(activity, shown), *[_sums(activity)] * bool(end))
+        )
+    )
+
+
+def ranks_text(activity: SessionActivity) -> str:
+    """Return the sentence and the table in letters."""
+    activity = _before_it_begins(activity)
+    end, marked, shown = axis_end(activity), marked_ranks(activity), shown_ranks(activity)
+    head = ("rank", f"{LETTERS_WIDE * ' '}", *(f"{LETTERS[kind]} {kind}" for kind in _KINDS), _OWN, "state")
+    rows = [
+        (
+            f"{'▶' if rank.rank in marked else ' '} {rank.rank}{_host(rank)}",
+            _letters(rank, end),
+            *_figures(rank, end),
+            rank_text(rank, activity),
+        )
+        for rank in shown
+    ]
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head) - 1)]
+    right = range(2, len(head) - 1)
+    aligned = [
+        tuple(cell.rjust(widths[i]) if i in right else cell for i, cell in enumerate(row))
+        for row in [head, *rows]
+    ]
+    axis = f"the bars end at {fixed_text(end, end)}; {_sums(activity)}" if end else ""
+    foot = "\n".join(line for line in (axis, *_rest(activity, shown)) if line)
+    return Table(plain(sentence(activity)), aligned[0], aligned[1:], foot).text()
+
+
+def _sums(activity: SessionActivity) -> str:
+    return _SUMS + _WHEN * (not any(rank.host for rank in activity.ranks))
+
+
+def _before_it_begins(activity: SessionActivity) -> SessionActivity:
+    """Return an activity without what the last cell did, while the next one is being prepared."""
+    if activity.phase not in ("starting", "moving"):
+        return activity
+    ranks = [
+        replace(
+            rank,
+            state=rank.state if rank.state in ("starting", "dead") else "idle",
+            computing=0.0,
+            waiting=0.0,
+            moving=0.0,
+            finished=0.0,
+        )
+        for rank in activity.ranks
+    ]
+    return replace(activity, seconds=0.0, ranks=tuple(ranks))
+
+
+def _spent(rank: RankActivity) -> float:
+    return rank.computing + rank.waiting + rank.moving
+
+
+def _of(rank: RankActivity, kind: str) -> float:
+    return {COMPUTING: rank.computing, WAITING: rank.waiting, MOVING: rank.moving}[kind]
+
+
+def _figures(rank: RankActivity, end: float) -> tuple[str, ...]:
+    times = (fixed_text(_of(rank, kind), end) if took_part(rank) else "-" for kind in _KINDS)
+    return (*times, size_text(rank.private_nbytes) if rank.private_nbytes else "-")
+
+
+def _rest(activity: SessionActivity, shown: Sequence[RankActivity]) -> list[str]:
+    """Return a line about ranks that have no row."""
+    hidden = set(activity.ranks) - set(shown)
+    if not hidden:
+        return []
+    counts = {state: sum(rank.state == state for rank in hidden) for state in _IMPORTANT}
+    states = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
+    return [f"… and {len(hidden):,} more ranks: {states}"]
+
+
+def _letters(rank: RankActivity, end: float) -> str:
+    bar, done = "", 0.0
+    for kind in _KINDS:
+        done += _of(rank, kind)
+        bar += LETTERS[kind] * (round(LETTERS_WIDE * done / end) - len(bar) if end else 0)
+    return f"|{bar:<{LETTERS_WIDE}}|"
+
+
+def _row(rank: RankActivity, activity: SessionActivity, end: float, marked: bool, lines: str) -> str:
+    *figures, own = _figures(rank, end)
+    cells = "".join(f'<td class="nbp-n">{figure}</td>' for figure in (*figures, own))
+    mark, kind = ("▶ ", ' class="nbp-marked"') if marked else ("", "")
+    return (
+        f'<tr{kind}><th scope="row" class="nbp-rank">{mark}rank {rank.rank}{escape_html(_host(rank))}</th>'
+        f'<td class="nbp-bar">{_bar(rank, end, lines)}</td>{cells}'
+        f'<td class="nbp-state">{escape_html(rank_text(rank, activity))}</td></tr>'
+    )
+
+
+def _host(rank: RankActivity) -> str:
+    return rank.host and f" (host {rank.host})"
+
+
+def _bar(rank: RankActivity, end: float, lines: str) -> str:
+    about = ", ".join(f"{kind} {fixed_text(_of(rank, kind), end)}" for kind in _KINDS)
+    return (
+        f'<svg role="img" aria-label="rank {rank.rank}: {about} of {fixed_text(end, end)}" width="100%" '
+        f'height="{_HEIGHT}" style="display:block;width:100%;height:{_HEIGHT}px">'
+        f'<rect width="100%" height="{_HEIGHT}" fill="currentColor" fill-opacity="0.08"/>{lines}'
+        f"{''.join(_pieces(rank, end))}</svg>"
+    )
+
+
+def _pieces(rank: RankActivity, end: float) -> Iterator[str]:
+    x = 0.0
+    for kind in _KINDS:
+        width = 100 * _of(rank, kind) / end if end else 0.0
+        if width >= _LEAST:
+            h = _HEIGHTS[kind]
+            yield (
+                f'<rect x="{x:.2f}%" y="{(_HEIGHT - h) / 2:g}" width="{min(width, 100 - x):.2f}%" '
+                f'height="{h}" fill="{COLOURS[kind]}"/>'
+            )
+        x += width
+
+
+def _line(x: float) -> str:
+    return (
+        f'<line x1="{x:.2f}%" x2="{x:.2f}%" y2="{_HEIGHT}" stroke="currentColor" stroke-opacity="0.3"/>'
+        if x < 99.9
+        else ""
+    )
+
+
+def _axis(places: Sequence[tuple[float, str]], unit: str, end: float) -> str:
+    """Return the labels of the ticks, the last one with the unit."""
+    if not end:
+        return "time"
+    labels = []
+    for i, (place, label) in enumerate(places):
+        x = 100 * place / end
+        shift = 0 if x < 3 else -100 if x > 88 else -50
+        text = f"{label} {unit}" if i == len(places) - 1 else label
+        labels.append(f'<span style="left:{x:.2f}%;transform:translateX({shift}%)">{text}</span>')
+    return f'<div class="nbp-axis">{"".join(labels)}</div>'
+
+
+def _swatch(kind: str) -> str:
+    """Return a small piece of a bar, to stand before its name."""
+    h = _HEIGHTS[kind]
+    return (
+        f'<svg aria-hidden="true" width="8" height="{_HEIGHT}" '
+        f'style="display:inline-block;width:8px;height:{_HEIGHT}px;vertical-align:-2px;margin-right:4px">'
+        f'<rect y="{(_HEIGHT - h) / 2:g}" width="8" height="{h}" fill="{COLOURS[kind]}"/></svg>'
+    )
+
+
+# Which rank waited for which, and which sent how much to which: two small tables, ranks by ranks.
+
+SIDE = 16
+"""Ranks by ranks that are shown; of more, the largest figures in a list."""
+_LISTED = 20
+
+
+def matrix_grids(activity: SessionActivity) -> list[Grid]:
+    """Return the two tables of the cell that ran last, as far as they are known."""
+    most = max((seconds for row in activity.waited for seconds in row), default=0.0)
+    cell = f" in In[{activity.number}]" if activity.number else ""
+    grids = []
+    if activity.waited:
+        grids.append(
+            _grid(
+                (f"Waiting time{cell}", "waited for", "no rank waited for another one"),
+                activity.waited,
+                lambda seconds: fixed_text(seconds, most),
+            )
+        )
+    if activity.moved:
+        grids.append(
+            _grid((f"Bytes{cell}", "sent to", "no rank sent data to another one"), activity.moved, size_text)
+        )
+    return grids
+
+
+def _grid(
+    words: tuple[str, str, str], figures: Sequence[Sequence[float]], text: Callable[[float], str]
+) -> Grid:
+    what, verb, nothing = words
+    most = max(figure for row in figures for figure in row)
+    if not most:
+        return Grid(f"{what}: {nothing}", (), (), ())
+    if len(figures) > SIDE:
+        pairs = sorted(
+            ((figure, i, j) for i, row in enumerate(figures) for j, figure in enumerate(row) if figure),
+            key=lambda pair: (-pair[0], *pair[1:]),
+        )
+        rows = [(f"rank {i}", f"rank {j}", text(figure)) for figure, i, j in pairs[:_LISTED]]
+        count = f", the {_LISTED} largest of {len(pairs):,}" if len(pairs) > _LISTED else ""
+        return Grid(f"{what}{count}", ("rank", verb, ""), rows, (2,))
+    ranks = range(len(figures))
+    return Grid(
+        f"{what}: row {verb} column",
+        ("rank", *(f"rank {rank}" for rank in ranks)),
+        [(f"rank {i}", *(text(figures[i][j]) if figures[i][j] else "·" for j in ranks)) for i in ranks],
+        [rank + 1 for rank in ranks],
+        [[figure / most for figure in row] for row in figures],
+    )
+
 
 NOTHING_YET = "known when a cell has ended"
 """What a fold opens before there is anything."""

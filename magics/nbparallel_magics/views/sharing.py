@@ -8,13 +8,18 @@ import resource
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from IPython.core.error import UsageError
+from IPython.display import display
 
 from nbparallel.errors.text.table import Table, TableView
 from nbparallel.wire.units import size_text
+from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.state import ExtensionState
+
+if TYPE_CHECKING:
+    from nbparallel.session import Session
 
 _COSTS = {
     "file_descriptor": (
@@ -134,3 +139,14 @@ def share(state: ExtensionState, names: Sequence[str]) -> Sequence[str]:
     if missing := [name for name in names if name not in namespace]:
         raise UsageError(f"%share: the notebook has no variable {' or '.join(map(repr, missing))}")
     return state.session_for(None).share_names(names, namespace)
+
+
+def bench(session: Session | None, seconds: float | None) -> None:
+    """Measure every strategy on the ranks that run, or on one that is started for this, and show the times."""
+    from nbparallel.session.diagnostics.strategy_benchmark import SECONDS, strategy_bench
+
+    limit = seconds or SECONDS
+    print(f"measuring every strategy on a rank for about {limit:g} s; interrupt to stop")  # noqa: T201
+    with brief_errors():
+        found = strategy_bench(session, seconds=limit)
+    display(found)

@@ -6,13 +6,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.call_site import CallSite, operation_runs
-from nbparallel.distributed.runtime.cell_state import CellState, RankHooks
-from nbparallel.distributed.runtime.failures import describe, repeat_until_done, without_frames
-from nbparallel.distributed.runtime.peers import Peers
+from nbparallel.distributed.runtime.failures import describe, first_failure, repeat_until_done, without_frames
+from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
+from nbparallel.distributed.runtime.peer_memory import PeerMemory
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
+from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
 from nbparallel.distributed.runtime.waiting import Waiter, WaitRecord
 from nbparallel.errors import (
     CollectiveTimeoutError,
@@ -35,6 +37,160 @@ from nbparallel.wire.control_layout import (
     TIMING_WORDS,
 )
 from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.identity import WorldPlace
+
+# The other ranks of an epoch, as their words in the control segment show them (failed, died, left).
+
+
+class Peers:
+    """What one rank knows of the others.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        All ranks but this one.
+    memory : PeerMemory
+        Their private memory, as far as this rank can read it.
+    liveness_check : LivenessCheck or None
+        Whether death records are still written; None: ranks exit with the supervisor that writes them.
+    hosts : WorldPlace or None
+        Of a world on several hosts: where its ranks are.
+    """
+
+    def __init__(self, view: ControlView, rank: int) -> None:
+        self._view, self._words = view, view.words
+        self._failure_words = [(view.word_failed(r), view.word_death(r)) for r in range(view.world_size)]
+        # One word of every rank: `tolist` reads 64 of them in a microsecond, a look at each takes twenty.
+        self._failed, self._died, self._left = map(
+            self._of_all, (view.word_failed, view.word_death, view.word_left)
+        )
+        self.ranks = tuple(r for r in range(view.world_size) if r != rank)
+        self.memory = PeerMemory(view, rank)
+        self.liveness_check: LivenessCheck | None = None
+        self.hosts: WorldPlace | None = None
+
+    def _of_all(self, word: Callable[[int], int]) -> memoryview:
+        """Return that word of every rank, in rank order."""
+        first, size = word(0), self._view.world_size
+        stride = word(1) - first if size > 1 else 1
+        return self._words[first : first + size * stride : stride]
+
+    def has_failed(self, rank: int) -> bool:
+        """Whether a rank has failed or died."""
+        failed, died = self._failure_words[rank]
+        return bool(self._words[failed] or self._words[died])
+
+    def first_failure(self, ranks: Sequence[int]) -> NbParallelError | None:
+        """Return the error for what went wrong first on any of `ranks`, None if nothing did."""
+        if not any(self._failed.tolist()) and not any(self._died.tolist()):
+            return None
+        return first_failure(self._view, ranks) if any(map(self.has_failed, ranks)) else None
+
+    def has_left(self, rank: int, cell: int) -> bool:
+        """Whether a rank has left a cell."""
+        return self._words[self._view.word_left(rank)] >= cell
+
+    def all_left(self, cell: int) -> list[int]:
+        """Return the ranks that have left a cell."""
+        return [rank for rank, last in enumerate(self._left.tolist()) if last >= cell]
+
+    def may_still_write(self, rank: int, cell: int) -> bool:
+        """Whether a rank may be writing into arrays of this one."""
+        check = self.liveness_check
+        return bool(
+            self._words[self._view.word_writing(rank)]
+            and not self._words[self._view.word_death(rank)]
+            and not self.has_left(rank, cell)
+            and not (check is not None and check.vanished(rank))
+        )
+
+    def lost(self) -> NbParallelError | None:
+        """Return why the death of a peer would go unnoticed from now on; None: it would not."""
+        return None if self.liveness_check is None else self.liveness_check.lost()
+
+    def close(self) -> None:
+        """Release everything that refers to the control segment."""
+        self.memory.close()
+        for words in (self._failed, self._died, self._left):
+            words.release()
+
+
+# Cell state: what a rank keeps of the cell that it takes part in, and the functions that its waits call.
+
+
+def _nothing(*_: object) -> None:
+    """Do nothing: the default of every hook."""
+
+
+@dataclass(slots=True)
+class CellState:
+    """One rank's part in one cell; `RankContext.begin_cell` makes a new one.
+
+    Attributes
+    ----------
+    ranks, peers : tuple of int
+        The ranks of the cell; and without this one.
+    go_on : bool
+        A failure only ends waits for the rank that failed.
+    began_ns : int
+        When it began; 0: no cell runs.
+    statement, last_line : int
+        First and last line of the statement that runs.
+    by_item : bool
+        The ranks map a function over items, each at its own.
+    """
+
+    number: int = 0
+    filename: str = ""
+    ranks: tuple[int, ...] = ()
+    peers: tuple[int, ...] = ()
+    go_on: bool = False
+    began_ns: int = 0
+    statement: int = 0
+    last_line: int = 0
+    by_item: bool = False
+
+    def not_whole(self, world_size: int, hosts: WorldPlace | None = None) -> Exception:
+        """Return why an operation on the world cannot begin here."""
+        if self.by_item:
+            return RuntimeError(
+                "the ranks of `map` are at items of their own, so that an operation between them would wait "
+                "for ranks that never call it, or combine items that happen to meet: return a value for each "
+                "item, and combine the list that `map` returns"
+            )
+        missing = [rank for rank in range(world_size) if rank not in self.ranks]
+        if hosts is not None and (others := elsewhere(hosts, missing)):
+            return boundary_error(hosts, others, "an operation on the world that is called")
+        verb = "is" if len(missing) == 1 else "are"
+        return ValueError(
+            f"{rank_list(missing)} {verb} not in this cell, and an operation on the world needs all ranks"
+        )
+
+    def how_gone(self, rank: int, what: str) -> str:
+        """Return why a rank that does nothing more will not receive something, as the end of a sentence."""
+        if rank in self.ranks:
+            return f"finished the cell without receiving {what}"
+        return f"is not in this cell, and cannot receive {what}"
+
+
+@dataclass(slots=True)
+class RankHooks:
+    """What a wait calls of the layers above.
+
+    Attributes
+    ----------
+    progress
+        Called in every slice of a wait: goes on with what other ranks need of this one.
+    diagnose
+        Called in every slice of a wait: raises if it is part of a deadlock.
+    waited
+        Called at the end of every wait, with the rank that was waited for.
+    """
+
+    progress: Callable[[], None] = _nothing
+    diagnose: Callable[[WaitRecord], None] = _nothing
+    waited: Callable[[WaitRecord, int], None] = _nothing
+
 
 _NO_TIMING = memoryview(bytes(8 * (TIMING_WORDS - 1))).cast("Q")
 SILENCE_NS = 1_000_000_000

@@ -19,21 +19,86 @@ import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from nbparallel.errors import StaleWorkError
+from nbparallel.errors import NotAnArrayError, StaleWorkError
 from nbparallel.session.names.cell_inputs import CellInputs
 from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import find_free_names, is_ipythons
 from nbparallel.session.names.name_uses import describe_rebound, find_uses
 from nbparallel.session.names.preparation import GatheredNames, Preparation
 from nbparallel.session.names.share_arrays import check_shareable, is_array, memmap_notes, move_arrays
-from nbparallel.session.names.tensor_names import share_tensors_of
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
 from nbparallel.sharing import SegmentBroker, Store
-from nbparallel.sharing.shared_tensors import are_writable, holds_tensors
+from nbparallel.sharing.shared_tensors import (
+    are_writable,
+    check_movable,
+    holds_tensors,
+    move_tensors,
+    tensors_in,
+)
 from nbparallel.sharing.strategies import registry
+from nbparallel.sharing.tensor_storage import is_dense
+from nbparallel.sharing.tensors import is_tensor
 from nbparallel.transfer.blobs import ByValue
 from nbparallel.transfer.pickling import Serialised
 from nbparallel.wire.name_updates import NameKind, NameUpdate
+from nbparallel.wire.units import size_text
+
+# Moves the memory of a notebook's tensors and modules into shared memory, in place.
+
+
+def share_tensors_of(names: Sequence[str], namespace: MutableMapping[str, Any], store: Store) -> list[str]:
+    """Move the tensors and modules of some names into shared memory that ranks may write.
+
+    Other names of the notebook for tensors over the same memory move with them.
+
+    Returns
+    -------
+    list of str
+        Lines for the user about what still views the old memory.
+
+    Raises
+    ------
+    NotAnArrayError
+        A tensor cannot lie in shared memory; nothing has changed.
+    """
+    owners: dict[int, str] = {}
+    tensors: dict[int, Any] = {}
+    before: dict[int, tuple[int, int]] = {}
+    for name in names:
+        for tensor in tensors_in(namespace[name]):
+            try:
+                check_movable(tensor)
+            except NotAnArrayError as error:
+                raise NotAnArrayError(f"{name!r} cannot be shared: {error}") from error.__cause__
+            owners.setdefault(tensor.untyped_storage()._cdata, name)
+            tensors[id(tensor)] = tensor
+            before[id(tensor)] = _address(tensor)
+    for value in list(namespace.values()):
+        if is_tensor(value) and is_dense(value) and value.untyped_storage()._cdata in owners:
+            tensors[id(value)] = value
+    names_of = {identity: owners.get(t.untyped_storage()._cdata, "") for identity, t in tensors.items()}
+    _, left = move_tensors(tensors.values(), store)
+    held: dict[str, int] = {}
+    for tensor, nbytes in left:
+        held[names_of[id(tensor)]] = held.get(names_of[id(tensor)], 0) + nbytes
+    notes = [
+        f"{name} moved into shared memory, and a list, a view or another object still has the old memory "
+        f"({size_text(nbytes)}): what you change in one is not seen in the other"
+        for name, nbytes in held.items()
+    ]
+    moved = [(*place, names_of[i]) for i, place in before.items() if _address(tensors[i]) != place]
+    return notes + [
+        f"{array} is an array over the old memory of {name}: what you change in one is not seen in the other"
+        for array, value in list(namespace.items())
+        if is_array(value)
+        for name in sorted({name for start, stop, name in moved if start <= value.ctypes.data < stop})
+    ]
+
+
+def _address(tensor: Any) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
 
 LATER = "; what you assign to the name later is read-only again"
 SMALL = 1 << 20

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,102 @@ from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.errors import ChannelClosedError, StartError
 from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.oom_kills import OomKillCounter
-from nbparallel.session.processes.orphans import kill_by_session_mark
 from nbparallel.session.processes.queries import LedgerQuery
 from nbparallel.session.processes.rank_death import CLOSED_SOCKETS, RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.refusals import as_start_error, start_error
+from nbparallel.supervisor.process_table import environment, kill_where
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.system import do_all, is_debugged, ready
+from nbparallel.wire.system import ReadText, cgroups, do_all, is_debugged, read_text, ready
+
+# Orphans of a session whose supervisor is dead: processes that user code on its ranks started.
+#
+# While the supervisor lives it ends them itself (it is a subreaper).  Afterwards they are found by the
+# session's mark in their environment, which holds 50 random bits.
+
+LIMIT_SECONDS = 1.0
+"""How long new ones (a killed process's children) are looked for."""
+
+
+def kill_by_session_mark(session: str) -> None:
+    """Kill every process of this session, and theirs, until there is none."""
+    mark = f"NBP_SESSION={session}".encode()
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while time.monotonic() < deadline and kill_where(lambda pid: mark in environment(pid))[0]:
+        time.sleep(0.005)  # a bounded poll: killed processes take a moment to leave /proc
+
+
+# Out-of-memory kills, as the system counts them: whether a killed rank was one of them.
+#
+# Some facts (mm/oom_kill.c; Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst; proc_vmstat(5)):
+#
+# * the count rises before the process is signalled: a read after a death includes that death;
+# * a container's count is ``oom_kill`` in ``memory.events`` (cgroup v2) or ``memory.oom_control`` (v1), the
+#   machine's is in ``/proc/vmstat``; a kill counts in both, whichever of them was out of memory;
+# * kills by programs that act earlier (systemd-oomd, earlyoom) count nowhere.
+
+POLL_SECONDS = 0.1
+"""Shortest time between two reads before tasks: one takes a tenth of the time of a short task."""
+
+_MACHINE = "/proc/vmstat"
+"""The file with the machine's own count."""
+
+
+class OomKillCounter:
+    """The count of out-of-memory kills where the ranks run.
+
+    Notes
+    -----
+    Thread-safe in effect: with `read_count` and `explain` at the same time one explanation can be missing.
+    """
+
+    def __init__(self, read: ReadText = read_text) -> None:
+        self._read = read
+        self._file = next((path for path in _files(read) if self._count(path) is not None), "")
+        self._seen = 0
+        self.read_count()
+
+    def read_count(self) -> None:
+        """Read the count: a later rise explains a later death."""
+        self._read_at = time.monotonic()
+        self._seen = self._count(self._file) or 0
+
+    def poll(self) -> None:
+        """Read the count unless that was done a moment ago: a script can run a thousand tasks a second."""
+        if time.monotonic() - self._read_at >= POLL_SECONDS:
+            self.read_count()
+
+    def explain(self) -> str:
+        """Return the cause of a kill as the end of ``was …``; empty if the system did not run out of memory.
+
+        Each kill explains one death.
+        """
+        count = self._count(self._file) or 0
+        if count <= self._seen:
+            return ""
+        self._seen += 1
+        where = "this machine's" if self._file == _MACHINE else "this container's"
+        return (
+            f"killed by the system because memory ran out ({where} count of such kills has risen): take less "
+            "at a time, share arrays instead of copying them, or use fewer ranks"
+        )
+
+    def _count(self, path: str) -> int | None:
+        try:
+            for line in self._read(path).splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        except (OSError, ValueError):
+            pass  # not counted there, or the container hides it
+        return None
+
+
+def _files(read: ReadText) -> Iterator[str]:
+    """Yield the files that can hold the count, the innermost cgroup first."""
+    for directory, version in cgroups("memory", read):
+        yield f"{directory}/{'memory.events' if version == 2 else 'memory.oom_control'}"
+    yield _MACHINE
+
 
 STOP_SECONDS = 2.0
 """Bound for an orderly stop; then the supervisor is killed, and its ranks die with it."""

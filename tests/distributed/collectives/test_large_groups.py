@@ -18,7 +18,7 @@ from nbparallel.distributed.collectives.exchange_record import (
 )
 from nbparallel.distributed.point_to_point.packing import ARRAY, Payload
 from nbparallel.distributed.runtime import shared_arrays
-from nbparallel.distributed.runtime.peers import Peers
+from nbparallel.distributed.runtime.rank_context import Peers
 from nbparallel.distributed.slots import slot_area
 from nbparallel.errors import CollectiveMismatchError
 from nbparallel.wire.control_layout import Layout

@@ -84,7 +84,7 @@ def test_a_second_thread_waits_for_the_same_work(session: nbp.Session) -> None:
     found = session.run(
         """
 import threading, time
-from nbparallel.torch_backend.backend_work import deferred
+from nbparallel.torch_backend.backend_group import deferred
 td.init_process_group()
 x, seen = torch.ones(4), []
 work = td.all_reduce(x, async_op=True)

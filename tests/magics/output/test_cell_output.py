@@ -10,8 +10,7 @@ import pytest
 
 from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.output import cell_output
-from nbparallel_magics.output.block_writer import BlockWriter
-from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.cell_output import BlockWriter, CellOutput
 from nbparallel_magics.output.layout import Piece, Text
 from tests.magics.output.page import Page
 

@@ -10,13 +10,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.session import Session, strategy_bench
-from nbparallel.session.diagnostics import strategy_benchmark
-from nbparallel.session.diagnostics.strategy_report import (
-    Steps,
-    StrategyCost,
-    StrategyFigures,
-    StrategyTime,
-)
+from nbparallel.session.diagnostics.strategy_benchmark import SIZES, StrategyTime, StrategyTimes
 from nbparallel.sharing import Store
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
@@ -34,29 +28,16 @@ def two() -> Iterator[Session]:
 
 @pytest.mark.slow
 def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
-    """Every step of every strategy and size has a time; what it costs besides differs as it should."""
-    assert (min(strategy_benchmark.SIZES), max(strategy_benchmark.SIZES)) == (1 << 10, 256 << 20)
+    """Every step of every strategy and size has a time; the strategy and the segments stay as they were."""
+    assert (min(SIZES), max(SIZES)) == (1 << 10, 256 << 20)
     mine = nbp.zeros(1 << 17)
     before = (nbp.get_sharing_strategy(), two.statistics().shared_segments)
-    figures = strategy_bench(two, sizes=[1 << 20, 1 << 10], seconds=60)
-    assert {(time.strategy, time.nbytes) for time in figures.times} == {
-        (name, size) for name in NAMES for size in (1 << 10, 1 << 20)
-    }
-    assert all(step > 0 for time in figures.times for step in time.seconds)
-    assert all(time.runs >= 3 for time in figures.times)
-    assert figures.left_out == ()
-    costs = {cost.strategy: cost for cost in figures.costs}
-    count = figures.cost_arrays
-    assert count > 4 >= costs["file_descriptor"].rank_descriptors, "a mapping keeps no descriptor"
-    assert costs["file_region"].rank_descriptors <= 4
-    assert costs["file_descriptor"].notebook_descriptors >= count
-    assert costs["file_descriptor"].supervisor_descriptors == costs["mmap"].supervisor_descriptors == count
-    assert {name: cost.names for name, cost in costs.items() if cost.names} == {
-        "file_system": count,
-        "mmap": count,
-    }
-    assert costs["copy"].nbytes >= 2 * count * figures.cost_nbytes
-    assert costs["file_system"].nbytes == count * figures.cost_nbytes
+    found = strategy_bench(two, sizes=[1 << 20, 1 << 10], seconds=60)
+    sizes = (1 << 10, 1 << 20)
+    assert {(time.strategy, time.nbytes) for time in found.times} == {(n, s) for n in NAMES for s in sizes}
+    assert all(step > 0 for time in found.times for step in time.seconds)
+    assert all(time.runs >= 3 for time in found.times)
+    assert found.left_out == ()
     assert (nbp.get_sharing_strategy(), two.statistics().shared_segments) == before
     assert mine[0] == 0
 
@@ -75,7 +56,7 @@ def test_what_does_not_fit_is_left_out_and_said(two: Session) -> None:
     figures = strategy_bench(two, strategies=["copy"], sizes=[1024, 1 << 44, 1 << 45], seconds=30)
     assert {time.nbytes for time in figures.times} == {1024}
     (reason,) = figures.left_out
-    assert reason.startswith("left out: 16.0 TiB, 32.0 TiB (only ")
+    assert reason.startswith("left out: from 16.0 TiB on (only ")
     figures = strategy_bench(two, strategies=["copy"], sizes=[1024, 1 << 20, 1 << 21], seconds=1e-9)
     assert [(time.nbytes, time.runs) for time in figures.times] == [(1024, 1)]
     assert "allows more" in figures.left_out[0]
@@ -116,21 +97,20 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["make", "touch", "message", "call"])
-def test_an_interrupt_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    """Interrupted after any step, it raises KeyboardInterrupt, and no segment of it is left."""
+def test_an_interrupt_of_the_call_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the rank has the array, it raises KeyboardInterrupt, and no segment of it is left."""
     before = two.statistics().shared_segments
-    owner: Any = two if step == "call" else strategy_benchmark.BenchmarkArrays
-    original, calls = getattr(owner, step), []
+    original: Any = two.call
+    calls: list[int] = []
 
     def interrupted(*args: Any) -> Any:
-        calls.append(step)
+        calls.append(1)
         result = original(*args)
-        if len(calls) == 5:  # after the first calls of all, and the costs
+        if len(calls) == 5:
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(owner, step, interrupted)
+    monkeypatch.setattr(two, "call", interrupted)
     # What the traceback's frames hold stays alive in a notebook until the next error: hold it here, too.
     with pytest.raises(KeyboardInterrupt) as raised:
         strategy_bench(two, strategies=["file_system"], sizes=[1 << 10, 1 << 20], seconds=30)
@@ -159,40 +139,12 @@ def test_an_interrupt_while_an_array_is_made_leaves_nothing(
     assert [record for record in nbp.segments() if record.strategy == "file_system"] == [], raised
 
 
-def times(name: str, nbytes: int, *steps: float) -> StrategyTime:
-    """Return a made-up line."""
-    return StrategyTime(name, nbytes, Steps(*steps), 5)
-
-
-FIGURES = StrategyFigures(
-    times=(
-        times("slow", 1 << 20, 1, 1, 1, 1, 1, 1),
-        times("quick", 1 << 20, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5),
-        times("near", 1 << 20, 0.5, 0.5, 0.5, 0.5, 0.5, 0.8),
-        times("slow", 1 << 10, 1e-6, 2e-6, 3e-6, 4e-6, 5e-6, 6e-6),
-    ),
-    costs=(StrategyCost("slow", 40, 20, 20, 3, 10 << 20),),
-    cost_arrays=20,
-    cost_nbytes=512 << 10,
-    left_out=("left out: 1.0 GiB (<no time>)",),
-    load=7.5,
-    cpus=2,
-)
-
-
-def test_figures_read_well() -> None:
-    """Sizes ascend, the quickest stands first; the advice names who is near; a busy machine is told."""
-    lines = FIGURES.times_table().text().splitlines()
-    assert [line.split()[0] for line in lines[2:6]] == ["slow", "quick", "near", "slow"]
-    assert lines[2].split("  ")[-1].strip() == "21 µs"
-    assert FIGURES.advice().endswith("1.0 KiB: slow; 1.0 MiB: quick, near")
-    assert "busy now (load 7.5 on 2 CPUs)" in lines[-1]
-    assert "left out: 1.0 GiB (&lt;no time&gt;)" in FIGURES._repr_html_()
-    cost = FIGURES.costs_table().text().splitlines()[-1]
-    assert cost.split() == ["slow", "40", "20", "20", "3", "10.0", "MiB"]
-
-
-def test_figures_of_nothing_can_be_shown() -> None:
-    """A measurement that was cut short before its first figure is an empty table."""
-    empty = StrategyFigures((), (), 1, 1, (), 0.0, 1)
-    assert "medians of 0 runs" in repr(empty)
+def test_times_read_well() -> None:
+    """One row for each size and strategy, with the sum; what was left out is said, also as HTML."""
+    line = StrategyTime("slow", 1 << 10, (1e-6, 2e-6, 3e-6, 4e-6, 5e-6, 6e-6), 5)
+    found = StrategyTimes((line,), ("left out: from 1.0 GiB on (<no time>)",))
+    row = repr(found).splitlines()[2]
+    assert row.split()[0] == "slow"
+    assert row.split("  ")[-1].strip() == "21 µs"
+    assert "(&lt;no time&gt;)" in found._repr_html_()
+    assert "medians of" in repr(StrategyTimes((), ()))

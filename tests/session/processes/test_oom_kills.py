@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from nbparallel.session.processes.oom_kills import POLL_SECONDS, OomKillCounter
 from nbparallel.session.processes.rank_death import RankDeath, describe_death
+from nbparallel.session.processes.supervisor_client import POLL_SECONDS, OomKillCounter
 
 V2 = {
     "/proc/self/cgroup": "0::/box\n",

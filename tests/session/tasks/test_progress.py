@@ -12,7 +12,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
-from nbparallel.session.tasks.progress import ProgressBar
+from nbparallel.session.tasks.item_map import ProgressBar
 from nbparallel.testing.waiting import wait_until
 
 
@@ -75,7 +75,7 @@ def test_a_broken_bar_is_no_failure(two: Session, monkeypatch: pytest.MonkeyPatc
         def update(self, more: int) -> None:
             raise BrokenPipeError("nobody listens")
 
-    monkeypatch.setattr("nbparallel.session.tasks.progress.make_bar", lambda total: Broken())
+    monkeypatch.setattr("nbparallel.session.tasks.item_map.make_bar", lambda total: Broken())
     with pytest.warns(RuntimeWarning, match="no longer shown .*BrokenPipeError"):
         assert two.map(abs, range(-3, 0)) == [3, 2, 1]
 
@@ -88,14 +88,14 @@ def test_the_bar_moves_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, name: str) -> Callable[..., None]:
             return lambda *args: calls.append(name)
 
-    monkeypatch.setattr("nbparallel.session.tasks.progress.make_bar", lambda total: Bar())
-    monkeypatch.setattr("nbparallel.session.tasks.progress.REFRESH_SECONDS", 1e9)
+    monkeypatch.setattr("nbparallel.session.tasks.item_map.make_bar", lambda total: Bar())
+    monkeypatch.setattr("nbparallel.session.tasks.item_map.REFRESH_SECONDS", 1e9)
     bar = ProgressBar(5)
     bar.show(0)
     bar.show(2)
     bar.show(2)
     assert calls == ["update"]
-    monkeypatch.setattr("nbparallel.session.tasks.progress.REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr("nbparallel.session.tasks.item_map.REFRESH_SECONDS", 0.0)
     bar.show(2)
     bar.close()
     bar.close()
