@@ -142,7 +142,7 @@ def share(state: ExtensionState, names: Sequence[str]) -> Sequence[str]:
 
 
 def bench(session: Session | None, seconds: float | None) -> None:
-    """Measure every strategy on the ranks that run, or on one that is started for this, and show the times."""
+    """Measure every strategy, on the ranks that run or on one that is started for this; show the times."""
     from nbparallel.session.diagnostics.strategy_benchmark import SECONDS, strategy_bench
 
     limit = seconds or SECONDS

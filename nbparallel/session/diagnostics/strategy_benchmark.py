@@ -1,7 +1,8 @@
 """Measuring sharing strategies: the same array through each of them, on a real rank, as one table.
 
 Attached arrays are the same pages of memory with every strategy, so computing with them takes the same time;
-strategies differ in allocating, finding and freeing.  All memory is fresh: the pool is emptied before each run.
+strategies differ in allocating, finding and freeing.
+All memory is fresh: the pool is emptied before each run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from nbparallel.session.session import Session
 from nbparallel.sharing import current_store, get_all_sharing_strategies
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry
-from nbparallel.transfer import benchmark_probe, pickling
+from nbparallel.transfer import benchmark_probe, pickle_format, pickling
 from nbparallel.wire.units import seconds_text, size_text
 
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
@@ -119,9 +120,7 @@ def strategy_bench(
     with contextlib.ExitStack() as stack:
         used = stack.enter_context(Session(1)) if session is None else session
         used.start()
-        for nbytes in sorted(
-            {1 << 10, *sizes}
-        ):  # the first runs of all are imports, and no cost of a strategy
+        for nbytes in sorted({1 << 10, *sizes}):  # imports are no strategy's cost
             free = min((limit.free for limit in memory_limits.limits()), default=nbytes * MEMORY_SHARE)
             if nbytes * MEMORY_SHARE > free or (times and time.monotonic() > deadline):
                 reason = f"only {size_text(free)} of memory are free"
@@ -142,12 +141,12 @@ def strategy_bench(
                 if time.monotonic() > deadline:
                     break
             if nbytes in sizes:
+                kept = {name: every[1:] or every for name, every in runs.items() if every}
                 found = [
                     StrategyTime(
-                        name, nbytes, tuple(map(statistics.median, zip(*some, strict=True))), len(some)
+                        name, nbytes, tuple(map(statistics.median, zip(*every, strict=True))), len(every)
                     )
-                    for name, every in runs.items()
-                    if (some := every[1:] or every)
+                    for name, every in kept.items()
                 ]
                 times += sorted(found, key=lambda t: sum(t.seconds))
     return StrategyTimes(tuple(times), tuple(left_out))
@@ -155,7 +154,9 @@ def strategy_bench(
 
 def _run(session: Session, name: str, nbytes: int) -> tuple[float, ...]:
     """Return the seconds of each step of one run."""
-    store, arrays, clock = current_store(), list[np.ndarray[Any, Any]](), [time.perf_counter()]
+    store, clock = current_store(), [time.perf_counter()]
+    arrays: list[np.ndarray[Any, Any]] = []
+    messages: list[pickle_format.Pickled] = []
     try:
         store.drain()
         store.trim()
@@ -165,10 +166,10 @@ def _run(session: Session, name: str, nbytes: int) -> tuple[float, ...]:
         clock.append(time.perf_counter())
         arrays[0].fill(1)
         clock.append(time.perf_counter())
-        message = pickling.dumps(arrays, store, broker=session.broker)
+        messages.append(pickling.dumps(arrays, store, broker=session.broker))
         clock.append(time.perf_counter())
-        received = session.call(benchmark_probe.receive, message.data)[0]
-        del message
+        received = session.call(benchmark_probe.receive, messages[0].data)[0]
+        messages.clear()
         assert received is not None
         attach, read, total = received
         if total != nbytes // 8 * 0x0101010101010101 % (1 << 64):
@@ -183,6 +184,7 @@ def _run(session: Session, name: str, nbytes: int) -> tuple[float, ...]:
         raise
     finally:
         arrays.clear()
+        messages.clear()
         store.drain()
         store.trim()
     return (*(b - a for a, b in itertools.pairwise(clock)), attach, read, freed)
