@@ -15,7 +15,7 @@ import numpy.typing as npt
 import nbparallel as nbp
 from benchmarks.cluster.turns import HOSTS, RANKS, check, figure, take_turns, workers_of
 from benchmarks.report import Figure, Section
-from nbparallel.cluster.host_arrays import PIECE_NBYTES, WINDOW
+from nbparallel.cluster.host_dispatch import PIECE_NBYTES, WINDOW
 from tests.cluster.dask_cluster import DaskProcesses
 
 NBYTES = 64 << 20

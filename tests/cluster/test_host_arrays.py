@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster import host_arrays
+from nbparallel.cluster import host_dispatch
 from nbparallel.cluster.contract import NodeReply
 from nbparallel.cluster.node_session import NodeArrays
 from nbparallel.errors import HostLostError, SharedMemoryFullError, UnknownNameError
@@ -233,7 +233,7 @@ def test_a_host_that_is_lost_while_it_is_sent(whole: bool, monkeypatch: pytest.M
         session.run("kept = rank")
         monkeypatch.setattr(NodeArrays, "fill", lose)
         with pytest.raises(HostLostError, match=r"host b is lost, and rank 1 .* with it: the host is lost"):
-            session.run("x", namespace={"x": np.zeros(10 * host_arrays.PIECE_NBYTES, "u1")})
+            session.run("x", namespace={"x": np.zeros(10 * host_dispatch.PIECE_NBYTES, "u1")})
         assert session.run("kept", ranks=[0]).values[0] == 0
         if not whole:
             assert session.run("'kept' in globals(), all_reduce(rank)").values == [(True, 1), (False, 1)]

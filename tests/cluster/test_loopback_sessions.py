@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster import node, node_output
+from nbparallel.cluster import node
 from nbparallel.cluster.host_messages import EventJoiner
 from nbparallel.errors import HostBoundaryError, ParallelError
 from nbparallel.testing.processes import read
@@ -70,10 +70,10 @@ def test_much_output_arrives_in_order(hosts: nbp.Session) -> None:
 
 def test_output_after_a_pause_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first text is sent at once, what follows is folded."""
-    monkeypatch.setattr(node_output, "FOLD_SECONDS", 60.0)
+    monkeypatch.setattr(node, "FOLD_SECONDS", 60.0)
     events: list[bytes] = []
     port: Any = SimpleNamespace(emit=events.append)
-    output = node_output.NodeOutput(port, 1)
+    output = node.NodeOutput(port, 1)
     output.stream(0, "stdout", "first")
     wait_until(lambda: len(events) == 1)
     output.stream(0, "stdout", "second")

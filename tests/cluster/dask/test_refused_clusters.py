@@ -157,9 +157,9 @@ def _unreachable(address: str) -> None:
 
 def test_workers_that_cannot_reach_each_other(fresh: DaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are named, and the reason; nothing is left of the session, and one host alone can be used."""
-    from nbparallel.cluster import link_table
+    from nbparallel.cluster import host_pool
 
-    monkeypatch.setattr(link_table, "LINK_SECONDS", 2.0)
+    monkeypatch.setattr(host_pool, "LINK_SECONDS", 2.0)
     fresh.client.run(_unreachable, fresh.address_of("b"), workers=[fresh.address_of("a")])
     session = nbp.Session(cluster=fresh.client)
     began = time.monotonic()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster import host_arrays, host_session
+from nbparallel.cluster import host_dispatch, host_session
 from nbparallel.cluster.contract import NodeReply
 from nbparallel.errors import HostBoundaryError, naming_hosts, rank_list
 from nbparallel.session.diagnostics.doctor import Severity, examine
@@ -208,7 +208,7 @@ def test_a_lost_host_is_not_seen() -> None:
 @pytest.mark.slow
 def test_a_start_and_an_array_on_its_way_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """From another thread; the sink gets a bar, which goes when the array is there."""
-    monkeypatch.setattr(host_arrays, "BAR_SECONDS", 0.0)
+    monkeypatch.setattr(host_dispatch, "BAR_SECONDS", 0.0)
     cluster, sink = GatedLoopback(), BarSink()
     cluster.open.clear()
     session = nbp.Session(cluster=cluster)

@@ -17,7 +17,7 @@ from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.sharing import Store
 from nbparallel.testing.waiting import wait_until
-from nbparallel_widgets.panel_sentence import sentence
+from nbparallel_widgets.panel_view import sentence
 
 SECONDS = 60.0
 
