@@ -106,12 +106,22 @@ def footprint() -> Footprint:
 
 def _names() -> frozenset[str]:
     found: set[str] = set()
-    for place, prefixes in {SHARED_NAMES: ("nbp", "sem.nbp-"), tempfile.gettempdir(): ("pymp-",)}.items():
+    for place, prefixes in {SHARED_NAMES: ("nbp", _semaphores()), tempfile.gettempdir(): ("pymp-",)}.items():
         try:
             found.update(f"{place}/{name}" for name in os.listdir(place) if name.startswith(prefixes))
         except FileNotFoundError:
             continue  # macOS has no /dev/shm
     return frozenset(found)
+
+
+def _semaphores() -> str:
+    """Return what the names of this run's semaphores begin with.
+
+    Those of kernels and scripts that a test starts have words of their own, as other programs' have: `.ci/run`
+    looks for them at its end.
+    """
+    this: Any = current_process()
+    return f"sem.{this._config['semprefix'][1:]}-"
 
 
 def _descriptors() -> tuple[str, ...]:
@@ -195,8 +205,8 @@ def _is_of_others(path: str, *, started: bool) -> bool:
 
     It has if no process of this run can have: this one has not, and the test has `started` none.  It has as
     well if a living process that is not of this run maps the name or owns it, or one that is older than this
-    run.  Temporary folders are this run's; this
-    process keeps its own, and one with a socket in use is not left.  A semaphore in use is mapped.
+    run.  Semaphores and temporary folders are this run's; this process
+    keeps its folder, and one with a socket in use is not left.
     """
     if os.path.isdir(path):
         used = Path("/proc/net/unix").read_text() if processes.HAS_PROC else ""
@@ -204,6 +214,8 @@ def _is_of_others(path: str, *, started: bool) -> bool:
         return path == own_folder._config.get("tempdir") or any(
             f" {socket}\n" in used for socket in Path(path).iterdir()
         )
+    if path.startswith(f"{SHARED_NAMES}/sem."):
+        return False
     own = processes.read(os.getpid())
     family = {os.getpid(), *(record.pid for record in processes.family(os.getpid(), _own_mark()))}
     try:

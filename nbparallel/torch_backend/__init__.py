@@ -6,7 +6,7 @@ torch is optional, and imported in this room only, never before the user imports
     init_process_group("nbparallel")   membership     which ranks: those of the cell, or a world that meets
                                                       through torch's store
       torch.distributed.all_reduce(t)  backend_group  the same operation of `nbparallel.distributed`
-        Work                           backend_work   what torch waits for; completed by a wait
+        Work                           backend_group  what torch waits for; completed by a wait
 
 On the ranks of a session torch's rendezvous is ours (`replacements`, `cell_store`): it needs no port.
 """

@@ -5,7 +5,7 @@ Nothing here imports torch before the user has: an object is a tensor only if ``
 numpy arrays alone; it asks `as_array` about what is none, and `tensor_of` gives a tensor back.
 
 Tensors are moved into shared memory elsewhere: `sharing.shared_tensors` (whole models, by `move_tensors`)
-over `sharing.tensor_storage`; `session.names.tensor_names` does so for the notebook's names, and
+over `sharing.tensor_storage`; `session.names.delivery` does so for the notebook's names, and
 `transfer.tensor_pickling` has what travels.
 """
 
