@@ -117,8 +117,8 @@ def _names() -> frozenset[str]:
 def _semaphores() -> str:
     """Return what the names of this run's semaphores begin with.
 
-    Those of kernels and scripts that a test starts have words of their own, as other programs' have: `.ci/run`
-    looks for them at its end.
+    Those of kernels and scripts that a test starts have words of their own, as other programs' have:
+    `.ci/run` looks for them at its end.
     """
     this: Any = current_process()
     return f"sem.{this._config['semprefix'][1:]}-"
