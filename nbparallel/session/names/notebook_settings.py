@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -70,17 +70,46 @@ def _decimal(decimal: Any) -> Any:
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
 
 
+class _OptionTree:
+    """Options in nested dictionaries, read again only when something in them is another object.
+
+    Lists are copied, else a change in place would change what was seen, too.
+    """
+
+    def __init__(self) -> None:
+        self._containers: list[Any] = []
+        self._contents: list[list[Any]] = []
+        self._found: dict[str, Any] = {}
+
+    def read(self, root: dict[str, Any]) -> dict[str, Any]:
+        """Return the options by their names; the same object as before if nothing has changed."""
+        if self._containers[:1] != [root] or [*map(_content, self._containers)] != self._contents:
+            self._containers, self._found = [], {}
+            self._add(root, "")
+            self._contents = [*map(_content, self._containers)]
+        return self._found
+
+    def _add(self, options: dict[str, Any], above: str) -> None:
+        self._containers.append(options)
+        for key, value in dict.items(options):  # that of matplotlib's takes forty times as long
+            if type(value) is dict:
+                self._add(value, above + key + ".")
+                continue
+            self._found[above + key] = value
+            if type(value) is list:
+                self._containers.append(value)
+                self._found[above + key] = value[:]
+
+
+def _content(container: Any) -> list[Any]:
+    return [*dict.values(container)] if isinstance(container, dict) else container[:]
+
+
+_pandas_tree, _matplotlib_tree = _OptionTree(), _OptionTree()
+
+
 def _pandas(pandas: Any) -> dict[str, Any]:
-    return _flat(pandas.options.d, "", {})
-
-
-def _flat(options: Mapping[str, Any], above: str, found: dict[str, Any]) -> dict[str, Any]:
-    for key, value in options.items():
-        if type(value) is dict:
-            _flat(value, above + key + ".", found)
-        else:
-            found[above + key] = value
-    return found
+    return _pandas_tree.read(pandas.options.d)
 
 
 _OF_A_WINDOW = frozenset((
@@ -91,13 +120,7 @@ _OF_A_WINDOW = frozenset((
 
 
 def _matplotlib(matplotlib: Any) -> Any:
-    options = dict(dict.items(matplotlib.rcParams))  # its own `copy` takes forty times as long
-    for key in _OF_A_WINDOW:
-        options.pop(key, None)
-    for key, value in options.items():
-        if type(value) is list:
-            options[key] = value[:]  # else a change in place would change what was seen, too
-    return options, _figures()
+    return _matplotlib_tree.read(matplotlib.rcParams), _figures()
 
 
 def _figures() -> dict[str, Any]:
@@ -176,6 +199,9 @@ def _pickled(name: str, value: Any) -> bytes:
         value = _described_filters(value)
     elif name == "os":
         value = {os.fsdecode(key): os.fsdecode(text) for key, text in value.items()}
+    elif name == "matplotlib":
+        options, figures = value
+        value = {key: each for key, each in options.items() if key not in _OF_A_WINDOW}, figures
     try:
         return bytes(cloudpickle.dumps(value, 5))
     except Exception:  # noqa: BLE001  a formatter that holds an open file, for one
