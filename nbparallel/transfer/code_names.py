@@ -29,6 +29,15 @@ _EVALUATED = frozenset({"eval", "exec"})
 _ATTRIBUTES = {dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap}
 _SHIFTED = {dis.opmap["LOAD_ATTR"]} if sys.version_info >= (3, 12) else set()
 """Their argument's low bit says whether it is a method's call."""
+_LOCALS = {
+    dis.opmap[name]: (stores, loads, pair)
+    for name, stores, loads, pair in (
+        ("STORE_FAST", True, False, False), ("LOAD_FAST", False, True, False),
+        ("LOAD_FAST_BORROW", False, True, False), ("STORE_FAST_LOAD_FAST", True, True, True),
+    )
+    if name in dis.opmap
+}  # fmt: skip
+"""Whether they store and load a local name; a pair's two lie in one argument (3.13 on)."""
 _IMPORTED = "import"
 """No name: what stands in place of one behind an import."""
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
@@ -137,6 +146,13 @@ def _scan(code: CodeType, found: CodeNames) -> None:
                 found.mentioned.add(("" if former in found.modules else former) + "." + name)
         elif former == _IMPORTED and opcode in _STORES | _STORES_GLOBAL:
             found.modules.add(names[argument])
+        elif opcode in _LOCALS:
+            stored, loaded, pair = _LOCALS[opcode]
+            first, last = divmod(argument, 16) if pair else (argument, argument)
+            if stored and former == _IMPORTED:
+                found.modules.add(code.co_varnames[first])
+            if loaded and last < len(code.co_varnames) and code.co_varnames[last] in found.modules:
+                owner = code.co_varnames[last]
         if opcode in _STORES:
             stores.add(names[argument])
         elif opcode in _STORES_GLOBAL:

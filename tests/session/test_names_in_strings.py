@@ -29,6 +29,7 @@ USE = "def use(name): return globals()[name]"
         "import timeit\ntimeit.timeit('s + 1', globals=globals(), number=1) and 7",
         "import timeit\ntimeit.timeit('s + 1', 'from __main__ import s', number=1) and 7",
         "import pandas as pd\nint(pd.eval('s + 1')) - 1",
+        "def local():\n    import pandas as pd\n    return int(pd.eval('s + 1')) - 1\nlocal()",
         "import cProfile, contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()):\n"
         "    cProfile.run('t = s')\nt",
         "get_ipython().user_ns['s']",
@@ -56,7 +57,16 @@ def test_other_strings_send_nothing(two_ranks: Session) -> None:
     assert result.values == [("data", 7, False)] * 2
 
 
-@pytest.mark.parametrize("cell", ["{}['s']", "globals()['lock']", "import __main__\n__main__.lock"])
+FORMULA = """
+formula = "y ~ s + log(x)"
+try:
+    raise NameError("name 's' is not defined")
+except NameError as error:  # as patsy does
+    raise RuntimeError("Error evaluating factor") from error
+"""
+
+
+@pytest.mark.parametrize("cell", ["{}['s']", FORMULA, "globals()['lock']", "import __main__\n__main__.lock"])
 def test_an_error_about_one_says_what_to_write(two_ranks: Session, cell: str) -> None:
     """Where it did not travel, the error ends in a line that says so."""
     with pytest.raises(ParallelError) as caught:
