@@ -223,3 +223,26 @@ def test_producer_and_consumer_in_a_notebook(any_kernel: Kernel) -> None:
     assert reply.stdout == "forkserver [0.0, 1.0, 2.0] True 0\n", reply
     reply = any_kernel.run("with mp.Pool(2) as pool:\n    print(pool.map(lambda x: x * x, range(4)))")
     assert reply.stdout == "[0, 1, 4, 9]\n", reply
+
+
+@pytest.mark.by_turns
+def test_new_workers_have_a_reloaded_module(tmp_path: Path, method: str) -> None:
+    """As the reference says: those that run keep its old code, those of a new pool have the new one."""
+    program = """
+import importlib, pathlib
+file = pathlib.Path("steps.py")
+file.write_text("def step():\\n    return 'old'\\n")
+import steps
+
+def run(pool):
+    return pool.apply(steps.step)
+
+with ctx.Pool(1) as pool:
+    assert run(pool) == "old"
+    file.write_text("def step():\\n    return 'renewed'\\n")
+    importlib.reload(steps)
+    print(run(pool))
+with ctx.Pool(1) as pool:
+    print(run(pool))
+"""
+    assert run_program(program, tmp_path, method).split() == ["old", "renewed"]
