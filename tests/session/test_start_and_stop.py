@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nbparallel.errors import ParallelError
 from nbparallel.session import Session
+from nbparallel.sharing import current_store
+from nbparallel.testing.processes import patience, read
 from nbparallel.testing.waiting import wait_until
 from tests.harness.ranks import rank_pool
 from tests.multiprocessing.programs import run_program
@@ -145,3 +151,65 @@ for method in "forkserver", "spawn":
         assert pool.apply_async(abs, (-1,)).get(30) == 1
 """
     run_program(program, tmp_path)
+
+
+def _mapped_nbytes() -> int:
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:nbp" in line or "/nbp_" in line:
+            begin, end = (int(address, 16) for address in line.split()[0].split("-"))
+            total += end - begin
+    return total
+
+
+@pytest.mark.by_turns
+def test_a_stopped_session_keeps_no_array() -> None:
+    """Though the session is kept, what the notebook deletes is gone: objects, memory and names."""
+    current_store().drain()
+    before = _mapped_nbytes()
+    names = {path.name for path in Path("/dev/shm").glob(f"nbp_*_{os.getpid()}*")}
+    notebook = {"x": np.ones(12_500_000), "parts": [np.ones(1000)], "half": lambda value: value / 2}
+    session = Session(2)
+    session.run("half(x.sum()), parts", namespace=notebook)
+    with pytest.raises(ParallelError):
+        session.run("x, parts, 1 / 0", namespace=notebook)
+    session.submit("x.sum()", namespace=notebook).result()
+    session.push(parts=notebook["parts"])
+    session.who(notebook)
+    session.statistics(notebook)
+    session.timeline()
+    assert _mapped_nbytes() >= before + notebook["x"].nbytes
+    session.stop()
+    arrays = [weakref.ref(notebook["x"]), weakref.ref(notebook["parts"][0]), weakref.ref(notebook["half"])]
+    notebook.clear()
+    gc.collect()
+    assert [array() for array in arrays] == [None] * 3
+    current_store().drain()  # as the end of a notebook's cell does
+    assert _mapped_nbytes() <= before
+    assert {path.name for path in Path("/dev/shm").glob(f"nbp_*_{os.getpid()}*")} == names
+    assert session.closed
+
+
+@pytest.mark.by_turns
+def test_what_script_magics_keep_ends_with_the_rank(tmp_path: Path) -> None:
+    """IPython's kept thread delays no end, and a script in the background is ended with its rank."""
+
+    def running(rank: int) -> bool:
+        found = read(int((tmp_path / f"{rank}").read_text()))
+        return found is not None and found.state != "Z"
+
+    with Session(2) as session:
+        threads = "import threading\nlen(threading.enumerate())"
+        assert session.run(threads).values == [1, 1]
+        session.run(f"import os; os.chdir({str(tmp_path)!r}); os.environ['OWN'] = str(rank)")
+        session.run("%%bash --bg\necho $$ > part$OWN && mv part$OWN $OWN\nexec sleep 600")
+        assert all(count > 1 for count in session.run(threads).values)
+        wait_until(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+        assert running(0)
+        assert running(1)
+        begun = time.monotonic()
+        session.restart(1)
+        wait_until(lambda: not running(1))
+        assert running(0)
+    wait_until(lambda: not running(0))
+    assert time.monotonic() - begun < 10 * patience()
