@@ -37,10 +37,10 @@ from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.identity import WorldPlace
-from nbparallel.wire.inspection import MessageReport
 from nbparallel.wire.timeline import RankTimeline
 
 if TYPE_CHECKING:  # a tenth of what a script's import of the operations takes
+    from nbparallel.wire.inspection import MessageReport
     from nbparallel.wire.messages import MessageSettlement
 
 
@@ -255,9 +255,11 @@ class Communicator(
             return
         self._operations_before = operations
         destinations, (queued, late) = self._sender.unreceived(), unexpected.report()
-        left = destinations or queued or late
-        label = self._context.call_site.label
-        self.messages = MessageReport(destinations, queued, late, label) if left else None
+        self.messages = None
+        if destinations or queued or late:
+            from nbparallel.wire.inspection import MessageReport  # few cells leave any
+
+            self.messages = MessageReport(destinations, queued, late, self._context.call_site.label)
 
     def waiting_messages(self) -> tuple[Envelope, ...]:
         """Return the messages of earlier cells that have arrived and were not received."""

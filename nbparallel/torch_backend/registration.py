@@ -6,6 +6,7 @@ backend of ``init_process_group()`` without arguments, and the ranks meet withou
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from typing import Any
@@ -36,6 +37,11 @@ def _register() -> None:
 
 
 def _make_group(options: Any, backend_options: object = None) -> Any:
-    from nbparallel.torch_backend.membership import make_group
-
+    collecting = gc.isenabled()
+    gc.disable()  # what is imported stays; to look through all of torch for it takes a third of the time
+    try:
+        from nbparallel.torch_backend.membership import make_group
+    finally:
+        if collecting:
+            gc.enable()
     return make_group(options, backend_options)

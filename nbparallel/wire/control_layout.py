@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 WORD = 8
 LINE = 16
@@ -71,8 +71,7 @@ DRAWING = 1
 """The ticket of a rank that is drawing one; it comes before all that are drawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Where everything lies, from the number of ranks alone."""
 
     world_size: int
@@ -194,8 +193,7 @@ OPERATIONS = {int(operation): operation for operation in Operation}
 KINDS = {int(kind): kind for kind in FailureKind}
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRecord:
+class SlotRecord(NamedTuple):
     """What one rank publishes about itself; `readable` is False if its slot changed under every try."""
 
     rank: int
@@ -224,8 +222,7 @@ class SlotRecord:
     """Where the statement that begins on `line` ends; 0 unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimingRecord:
+class TimingRecord(NamedTuple):
     """Where one rank's time has gone in its last cell, as far as it has published that."""
 
     rank: int
@@ -272,8 +269,7 @@ Several ranks read the pipe, each record reaches one of them (pipe(7)); its end 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ItemRecord:
+class ItemRecord(NamedTuple):
     """How far one rank is in a task that maps a function over items."""
 
     task: int
@@ -290,8 +286,7 @@ class ItemRecord:
         return cls(task, current - 1, done)
 
 
-@dataclass(frozen=True, slots=True)
-class LockRecord:
+class LockRecord(NamedTuple):
     """An entry in the table of locks of one rank: it holds the lock, or waits for it."""
 
     rank: int
@@ -312,8 +307,7 @@ class LockRecord:
         return cls(rank, name, ticket, bool(ticket and note & LOCK_HELD), note >> 2, reported)
 
 
-@dataclass(frozen=True, slots=True)
-class AbandonedLock:
+class AbandonedLock(NamedTuple):
     """A lock whose holder died, and which no rank has got since."""
 
     name: int
@@ -367,8 +361,7 @@ def abandoned_locks(words: memoryview, tables: Sequence[tuple[int, int, int]]) -
     return [lock for lock in found if (lock.name, lock.number) not in reported]
 
 
-@dataclass(frozen=True, slots=True)
-class DeathRecord:
+class DeathRecord(NamedTuple):
     """The end of a rank's process, as the supervisor recorded it."""
 
     rank: int
@@ -382,8 +375,7 @@ class DeathRecord:
         return "ended" if self.exit_code is None else f"exit code {self.exit_code}"
 
 
-@dataclass(frozen=True, slots=True)
-class FailureRecord:
+class FailureRecord(NamedTuple):
     """A rank failed; its epoch is invalid."""
 
     rank: int

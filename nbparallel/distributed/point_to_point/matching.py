@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbparallel.distributed.point_to_point.packing import INTRODUCTION
 from nbparallel.distributed.point_to_point.ring import Envelope, RingReader
@@ -20,10 +20,12 @@ from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.work import Work
 from nbparallel.errors import NbParallelError, rank_list
 from nbparallel.wire.control import Operation
-from nbparallel.wire.inspection import SentMessage
 
-Counts = tuple[tuple[SentMessage, int], ...]
-"""Messages, and how many there are of each."""
+if TYPE_CHECKING:
+    from nbparallel.wire.inspection import SentMessage
+
+    Counts = tuple[tuple[SentMessage, int], ...]
+    """Messages, and how many there are of each."""
 
 
 class UnexpectedMessages:
@@ -140,6 +142,8 @@ class UnexpectedMessages:
         return tuple(Counter(map(self._described, self)).items()), tuple(late.items())
 
     def _described(self, m: Envelope) -> SentMessage:
+        from nbparallel.wire.inspection import SentMessage  # few cells leave any
+
         return SentMessage(m.source, self._rank, m.tag, m.line, bool(m.group), m.cell)
 
     def clear(self) -> None:

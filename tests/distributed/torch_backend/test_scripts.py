@@ -123,3 +123,23 @@ assert torch.distributed.Backend.default_device_backend_map["cpu"] == "gloo"
 """
     done = run(["-c", code], entry_point, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_a_process_group_loads_what_operations_need(tmp_path: Path, entry_point: str) -> None:
+    """Not what sessions, notebooks or hosts need; and the heap of torch is not looked through for it."""
+    code = f"""
+import gc, sys
+import torch.distributed as dist
+started = []
+gc.callbacks.append(lambda phase, info: started.append(info["generation"]) if phase == "start" else None)
+dist.init_process_group("nbparallel", init_method="file://{tmp_path / "meet"}", rank=0, world_size=1)
+loaded = {{name for name in sys.modules if name.startswith("nbparallel.")}}
+far = "session engine cluster multiprocessing distributed.races wire.inspection wire.messages".split()
+assert not [name for name in loaded for other in far if name.startswith(f"nbparallel.{{other}}")], loaded
+assert len(loaded) <= 180, len(loaded)
+assert 2 not in started and gc.isenabled(), started
+dist.destroy_process_group()
+"""
+    done = run(["-c", code], entry_point, tmp_path)
+    assert done.returncode == 0, done.stderr
