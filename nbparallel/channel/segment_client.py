@@ -32,6 +32,7 @@ from nbparallel.wire.segments import (
     pack_path,
     pack_segment,
     pack_use,
+    unpack_memory,
     unpack_segment,
     unpack_use,
 )
@@ -102,7 +103,7 @@ class SegmentClient:
         self._send(Kind.HOLD, Hold(segment, memory, writable).pack())
 
     def freed(self, memory: int) -> None:
-        """Notify the supervisor that an own memory was returned to the system."""
+        """Notify the supervisor that an own memory was returned to the system; 0: that there is no room."""
         self._send(Kind.FREED, pack_segment(memory))
 
     def allow_write(self, segment: int) -> None:
@@ -286,7 +287,7 @@ class SegmentClient:
             elif frame.kind is Kind.ENDED:
                 self._notices.append(Notice(NoticeKind.ENDED, *unpack_use(frame.payload, frame.kind)))
             elif frame.kind is Kind.UNMAP:
-                memory = unpack_segment(frame.payload, frame.kind)
+                memory = unpack_memory(frame.payload, frame.kind)
                 self._notices.append(Notice(NoticeKind.UNMAP, 0, memory))
             elif frame.kind is Kind.FETCHED:
                 # The request was given up: its time-out passed, or it was interrupted.

@@ -73,7 +73,10 @@ class SegmentBroker(Protocol):
         ...
 
     def freed(self, memory: int) -> None:
-        """Record that an own memory went back to the system: processes that map it are sent ``UNMAP``."""
+        """Record that an own memory went back to the system: processes that map it are sent ``UNMAP``.
+
+        With memory 0 every other process is, which then returns all that it keeps for reuse.
+        """
         ...
 
     def allow_write(self, segment: int) -> None:

@@ -11,6 +11,9 @@ A *segment* is one use of a block of memory.  The *memory id* names the block ov
 that keeps the block mapped after a use (``RELEASE`` says so) may hold a later one by ``HOLD``, without an
 answer.
 
+Where there is no room for an array, its maker sends ``FREED`` of no memory (0), and every other client gets
+``UNMAP`` of none: it returns what it keeps for reuse.
+
 A segment may have a name in the file system.  ``INTEND`` announces it *before* it exists: whenever its
 maker is killed, the supervisor knows what to remove.
 """
@@ -21,8 +24,7 @@ import enum
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.frames import Kind
@@ -86,8 +88,7 @@ class LostReason(enum.IntEnum):
     """Read-only descriptors are made through /proc, which is not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Register:
+class Register(NamedTuple):
     """``REGISTER``: the sender made this segment and holds it; its descriptor is attached."""
 
     segment: int
@@ -117,8 +118,7 @@ class Register:
         return cls(_checked(segment), _checked_size(nbytes), _flag(writable), path, memory)
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(NamedTuple):
     """``FETCH``: the sender wants a descriptor, and holds the segment from the answer on."""
 
     segment: int
@@ -141,8 +141,7 @@ class Fetch:
         return cls(_checked(segment), _flag(writable), memory)
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
+class Hold(NamedTuple):
     """``HOLD``: the sender still maps the memory, and holds this use of it from now on."""
 
     segment: int
@@ -163,8 +162,7 @@ class Hold:
         return cls(*_checked_use(segment, memory), _flag(writable))
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """``RELEASE``: the sender ends its hold."""
 
     segment: int
@@ -173,40 +171,35 @@ class Release:
     """Id of the memory, if the sender keeps it mapped; else 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class AllowWrite:
+class AllowWrite(NamedTuple):
     """``ALLOW_WRITE``: the segment's creator lets others write."""
 
     segment: int
     """Id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(NamedTuple):
     """``FORGET``: the segment's creator ends its hold and does not want the memory back."""
 
     segment: int
     """Id."""
 
 
-@dataclass(frozen=True, slots=True)
-class Freed:
+class Freed(NamedTuple):
     """``FREED``: a memory's creator has returned it to the system."""
 
     memory: int
-    """Id of the memory."""
+    """Id of the memory; 0: the sender has no room for an array."""
 
 
-@dataclass(frozen=True, slots=True)
-class Intend:
+class Intend(NamedTuple):
     """``INTEND``: the sender is about to make a name."""
 
     path: str
     """The name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(NamedTuple):
     """``REMOVED``: the sender has removed a name of its own, or did not make it after all."""
 
     path: str
@@ -222,15 +215,14 @@ MESSAGES: dict[Kind, Callable[[bytes], SegmentMessage]] = {
     Kind.RELEASE: lambda payload: Release(*unpack_use(payload, Kind.RELEASE)),
     Kind.ALLOW_WRITE: lambda payload: AllowWrite(unpack_segment(payload, Kind.ALLOW_WRITE)),
     Kind.FORGET: lambda payload: Forget(unpack_segment(payload, Kind.FORGET)),
-    Kind.FREED: lambda payload: Freed(unpack_segment(payload, Kind.FREED)),
+    Kind.FREED: lambda payload: Freed(unpack_memory(payload, Kind.FREED)),
     Kind.INTEND: lambda payload: Intend(unpack_path(payload, Kind.INTEND)),
     Kind.REMOVED: lambda payload: Removed(unpack_path(payload, Kind.REMOVED)),
 }
 """How each of them is read; `ProtocolError` if a payload is damaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(NamedTuple):
     """``FETCHED``: the answer with the descriptor."""
 
     segment: int
@@ -251,8 +243,7 @@ class Fetched:
         return cls(_checked(segment), _checked_size(nbytes), _flag(writable))
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """``LOST``: the answer without one."""
 
     segment: int
@@ -285,6 +276,12 @@ def pack_segment(segment: int) -> bytes:
 def unpack_segment(payload: bytes, kind: Kind) -> int:
     """Read the payload of one of these; `ProtocolError` if it is damaged."""
     return _checked(_unpack(_SEGMENT, payload, kind.name)[0])
+
+
+def unpack_memory(payload: bytes, kind: Kind) -> int:
+    """Read the payload of ``FREED`` or ``UNMAP``: a memory's id or 0; `ProtocolError` if it is damaged."""
+    memory = _unpack(_SEGMENT, payload, kind.name)[0]
+    return memory and _checked(memory)
 
 
 def pack_use(segment: int, memory: int) -> bytes:
@@ -349,13 +346,13 @@ class NoticeKind(enum.Enum):
     ENDED = "ended"
     """To a client that keeps its memory mapped: no client holds it, it may be used again under a later id."""
     UNMAP = "unmap"
-    """To a client that keeps a memory mapped: its owner has returned it to the system."""
+    """To a client that keeps a memory mapped: its owner has returned it to the system.  To any, of memory 0:
+    another one has no room, so that what is kept for reuse is to be returned."""
     NOT_KEPT = "not kept"
     """To its creator: the supervisor had no room for the descriptor; send it with the next handle again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """A notice to a client, to be handled between two requests."""
 
     kind: NoticeKind

@@ -117,10 +117,18 @@ class Allocator:
     def _fresh_block(self, nbytes: int, content: Content | None) -> Block:
         try:
             return self._mapped_block(nbytes, content)
-        except (SharedMemoryFullError, FileDescriptorLimitError):
+        except (SharedMemoryFullError, FileDescriptorLimitError) as error:
             # What is pooled, or just being released elsewhere, may be all that is missing.
-            if not make_room(self._table):
+            others = isinstance(error, SharedMemoryFullError) and self._table.sessions.make_room()
+            if not make_room(self._table) and not others:
                 raise
+        deadline = time.monotonic() + (PATIENCE_SECONDS if others else 0.0)
+        while time.monotonic() < deadline:
+            try:
+                return self._mapped_block(nbytes, content)
+            except SharedMemoryFullError:
+                time.sleep(0.005)
+                self._table.collect()  # what this process has kept mapped of theirs
         return self._mapped_block(nbytes, content)
 
     def _mapped_block(self, nbytes: int, content: Content | None) -> Block:

@@ -103,7 +103,7 @@ class MappingCache:
     def handle_notice(self, broker: SegmentBroker, notice: Notice) -> bool:
         """Act on a notice if it concerns memory that may be kept mapped, and return whether it does."""
         if notice.kind is NoticeKind.UNMAP:
-            self.unmap(broker, notice.memory)
+            self.unmap(broker, notice.memory or None)
         elif notice.kind is NoticeKind.ENDED:
             for (whose, which, _), cached in list(self._cached.items()):
                 if whose is broker and which == notice.memory:

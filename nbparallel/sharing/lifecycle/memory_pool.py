@@ -71,6 +71,8 @@ MAX_BLOCKS = 64
 """Kept at most: each costs a descriptor.  Less where few are allowed."""
 KEEP_SECONDS = 30.0
 """Kept at most, if it is not reused."""
+REFUSES_SECONDS = 0.2
+"""An array that died just now comes back when the supervisor has read that no process holds it."""
 
 
 class MemoryPool:
@@ -88,6 +90,7 @@ class MemoryPool:
         self.lasting = max_nbytes is not None
         """Whether memory is kept without a session as well."""
         self._blocks: list[tuple[int, int, Block]] = []
+        self._refuses_until = 0.0
         self.on_first: list[Callable[[], None]] = []
         """Called when the empty pool is about to keep a block: it has to be trimmed in time."""
         self.close_block: Callable[[Block], None] = Block.close
@@ -122,7 +125,7 @@ class MemoryPool:
 
     def put(self, block: Block) -> None:
         """Keep a block, closing the oldest ones if it gets too much."""
-        if not self.budget.allows(block.nbytes, block.nbytes):
+        if time.monotonic() < self._refuses_until or not self.budget.allows(block.nbytes, block.nbytes):
             self.close_block(block)  # rather than everything that is older
             return
         block.freed = time.monotonic()
@@ -136,6 +139,11 @@ class MemoryPool:
                 break
             if self._remove(oldest):
                 self.close_block(oldest[2])
+
+    def refuse(self) -> None:
+        """Free all blocks, and keep none for a moment: another process has no room for an array."""
+        self._refuses_until = time.monotonic() + REFUSES_SECONDS
+        self.trim(0.0)
 
     def trim(self, keep_seconds: float | None = None) -> int:
         """Close every block that has not been needed for so long (`KEEP_SECONDS`); return the bytes."""

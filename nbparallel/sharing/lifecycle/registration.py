@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -11,6 +12,9 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.segment import Block, Segment
 from nbparallel.wire.segments import segment_id
+
+ASK_SECONDS = 1.0
+"""Between two requests for room; arbitrary."""
 
 
 class Sessions:
@@ -27,6 +31,7 @@ class Sessions:
         self.aside: list[SegmentBroker] = []
         """Those of them that are used only where a caller says so."""
         self._on_gone = on_gone
+        self._asked = -ASK_SECONDS
 
     @property
     def usual(self) -> list[SegmentBroker]:
@@ -74,6 +79,19 @@ class Sessions:
     def freed(self, broker: SegmentBroker, memory: int) -> None:
         """Report an own memory as freed to one session."""
         self._notify(broker, partial(broker.freed, memory))
+
+    def make_room(self) -> bool:
+        """Have all other processes return what they keep for reuse; not again within a second: return if so.
+
+        A process that computes reads nothing for long, and must not find a thousand such messages.
+        """
+        now = time.monotonic()
+        if not self.brokers or now < self._asked + ASK_SECONDS:
+            return False
+        self._asked = now
+        for broker in list(self.brokers):
+            self.freed(broker, 0)
+        return True
 
     def allow_write(self, broker: SegmentBroker, session_id: int) -> None:
         """Let the other processes of one session write to a segment."""

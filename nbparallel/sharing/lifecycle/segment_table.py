@@ -96,6 +96,8 @@ class SegmentTable:
 
     def _handle_notice(self, broker: SegmentBroker, notice: Notice) -> None:
         kind, session_id = notice.kind, notice.segment
+        if kind is NoticeKind.UNMAP and not notice.memory:
+            self.pool.refuse()
         if self.cache.handle_notice(broker, notice):
             return
         segment = self.own.by_id.get(session_id) or self.fetched.by_id.get((broker, session_id))

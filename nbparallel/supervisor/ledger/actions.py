@@ -91,6 +91,7 @@ class Unmap:
 
     client: int
     memory: int
+    """0: all that it keeps for reuse, and to free what is its own of that."""
 
 
 @dataclass(frozen=True, slots=True)

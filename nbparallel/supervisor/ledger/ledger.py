@@ -45,6 +45,7 @@ from nbparallel.supervisor.ledger.actions import (
     Refuse,
     StoreDescriptor,
     Unlink,
+    Unmap,
     Unrecord,
 )
 from nbparallel.supervisor.ledger.entries import Carry, Entry, Question
@@ -138,6 +139,8 @@ class Ledger:
                 return self._release_use(client, message)
             case AllowWrite() | Forget():
                 return self._decide(client, message)
+            case Freed(0):
+                return [Unmap(other, 0) for other in sorted(self.clients - {client})]
             case Freed(memory):
                 if creator_of(memory) != client:
                     return [Disconnect(client, f"client {client} frees memory {memory:#x}, another's")]

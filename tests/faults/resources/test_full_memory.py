@@ -249,6 +249,55 @@ def test_what_the_notebook_has_dropped_is_free_for_ranks() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.by_turns
+@pytest.mark.time_limit(60)
+def test_what_the_notebook_drops_while_ranks_run_is_free_for_them(tmp_path: Path) -> None:
+    """A rank that finds the tmpfs full has the idle notebook return what it has just deleted."""
+    if (reason := missing_reason()) is not None:
+        pytest.skip(reason)
+    script = f"""
+        import nbparallel as nbp
+        path = {str(tmp_path / "go")!r}
+        nbp.set_sharing_strategy("file_system")
+        with nbp.Session(1) as session:
+            session.run("from nbparallel.testing.waiting import wait_until")
+            cell = (
+                f"import os; wait_until(lambda: os.path.exists({{path!r}}), 30, 'the file')\\n"
+                "nbp.zeros(8 << 20, dtype='u1').nbytes"
+            )
+            pending = session.submit(cell)
+            x = nbp.zeros(11 << 20, dtype="u1")
+            del x
+            open(path, "w").close()
+            assert pending.result(30).values == [8 << 20]
+    """
+    done = run_script(script, on_small_tmpfs("/dev/shm", "16m"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.by_turns
+@pytest.mark.time_limit(90)
+def test_what_other_ranks_keep_for_reuse_is_free_for_a_rank() -> None:
+    """In a nearly full container a rank gets the room that idle ranks have kept for their next arrays."""
+    script = """
+        import nbparallel as nbp
+        from nbparallel.testing.waiting import wait_until
+        with nbp.Session(3) as session:
+            session.run("if rank: y = nbp.ones(40 << 20, dtype='u1')")
+            session.run("y = None")
+            session.run(
+                "from nbparallel.sharing.memory.memory_limits import MARGIN, limits\\n"
+                "free = min(limit.free for limit in limits()) - MARGIN\\n"
+                "assert nbp.zeros(free + (30 << 20), dtype='u1').nbytes > free", ranks=[0]
+            )
+    """
+    with memory_cgroup(700 * MIB) as words:
+        if isinstance(words, str):
+            pytest.skip(words)
+        done = run_script(script, words)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.time_limit(60)
 def test_f52_a_users_file_on_a_full_disk(tmp_path: Path) -> None:
     """`from_file(mode="w+")` on a full disk raises, and leaves neither a draft nor a half-made file."""
