@@ -262,7 +262,7 @@ def test_what_the_notebook_drops_while_ranks_run_is_free_for_them(tmp_path: Path
         with nbp.Session(1) as session:
             session.run("from nbparallel.testing.waiting import wait_until")
             cell = (
-                f"import os; wait_until(lambda: os.path.exists({{path!r}}), 30)\\n"
+                f"import os; wait_until(lambda: os.path.exists({{path!r}}))\\n"
                 "nbp.zeros(8 << 20, dtype='u1').nbytes"
             )
             pending = session.submit(cell)
