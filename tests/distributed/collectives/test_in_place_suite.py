@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -31,9 +30,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     Ranks are forked and inherit that.
     """
     of = Layout.of
-    monkeypatch.setattr(
-        Layout, "of", staticmethod(lambda size: dataclasses.replace(of(size), slot_payload=SLOT))
-    )
+    monkeypatch.setattr(Layout, "of", staticmethod(lambda size: of(size)._replace(slot_payload=SLOT)))
     monkeypatch.setattr(slot_area, "group_payload", lambda _: SLOT)
     for constant in [name for name in vars(in_place) if name.startswith("LEAST_")]:
         monkeypatch.setattr(in_place, constant, 0)
