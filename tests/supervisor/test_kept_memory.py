@@ -196,6 +196,12 @@ def test_memory_that_its_owner_gives_back_is_unmapped(book):
     assert book.step(1, Release(SECOND, FIRST)) == [Unmap(1, FIRST)]
 
 
+def test_all_others_return_what_they_keep_if_one_has_no_room(book):
+    """It says so by freeing no memory at all; what is known of memories stays."""
+    assert book.step(1, Freed(0)) == [Unmap(0, 0), Unmap(2, 0)]
+    assert book.step(0, Freed(FIRST)) == [Unmap(1, FIRST)]
+
+
 def test_a_dead_owners_memory_is_unmapped(book):
     """Nobody will use it again."""
     assert book.client_gone(0) == [Unmap(1, FIRST)]
