@@ -257,9 +257,14 @@ def _exit_code(child: int) -> int:
     return os.waitstatus_to_exitcode(found[1])
 
 
+_one_catches = threading.Lock()
+"""Threads that catch warnings at the same time end each other's filters: a fork whose warning is an error
+leaves a child that nobody knows."""
+
+
 def _fork(work: Callable[[], int]) -> int:
     """Return the process of a child that does this, and exits with what it returns."""
-    with warnings.catch_warnings():
+    with _one_catches, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not need
         child = os.fork()
     if child:

@@ -148,12 +148,12 @@ _REFUSALS = (TypeError, ValueError, KeyError, OverflowError, MemoryError, Syntax
 """What numpy raises on odd descriptions."""
 
 
-def _built(form: Any) -> np.dtype[Any]:
+def _built(form: str) -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = np.dtype(form)
     except _REFUSALS as error:
         raise InvalidHandleError(f"no dtype of a shared array: {error}") from error
-    if dtype.hasobject or dtype.itemsize < 0:  # numpy 1 counts in 32 bits
+    if dtype.hasobject or dtype.str != form:  # numpy 1 counts in 32 bits: <U9999999999 is <U336323583
         raise InvalidHandleError(f"no dtype of a shared array: {dtype}")
     return dtype
 
@@ -181,6 +181,7 @@ def _check_form(form: Any, depth: int, left: list[int]) -> None:
     if type(form) is str:
         if not _SIMPLE.fullmatch(form):
             raise InvalidHandleError(f"no dtype of a shared array: {form[:80]!r}")
+        _built(form)
     elif type(form) is list:
         for item in form:
             if type(item) is not tuple or len(item) not in (2, 3) or not _is_name(item[0]):

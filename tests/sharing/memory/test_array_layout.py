@@ -79,6 +79,8 @@ def test_objects_are_refused(dtype):
         {"names": ["a"], "formats": ["<i4"], "offsets": [2], "itemsize": 8, "aligned": True},
         {"names": ["a"], "formats": ["<i4"], "offsets": [0], "itemsize": 8, "align": True},
         "<U9999999999",
+        [("a", "<U9999999999")],
+        [("a", "<i4"), ("b", "<U4294967297")],
         "<M8[1e9s]",
         np.dtype(float),
         float,
