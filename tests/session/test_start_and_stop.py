@@ -162,7 +162,7 @@ def _mapped_nbytes() -> int:
     return total
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_a_stopped_session_keeps_no_array() -> None:
     """Though the session is kept, what the notebook deletes is gone: objects, memory and names."""
     current_store().drain()
@@ -190,7 +190,7 @@ def test_a_stopped_session_keeps_no_array() -> None:
     assert session.closed
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_what_script_magics_keep_ends_with_the_rank(tmp_path: Path) -> None:
     """IPython's kept thread delays no end, and a script in the background is ended with its rank."""
 

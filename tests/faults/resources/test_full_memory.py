@@ -249,7 +249,7 @@ def test_what_the_notebook_has_dropped_is_free_for_ranks() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_what_the_notebook_drops_while_ranks_run_is_free_for_them(tmp_path: Path) -> None:
     """A rank that finds the tmpfs full has the idle notebook return what it has just deleted."""
@@ -275,7 +275,7 @@ def test_what_the_notebook_drops_while_ranks_run_is_free_for_them(tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 @pytest.mark.time_limit(90)
 def test_what_other_ranks_keep_for_reuse_is_free_for_a_rank() -> None:
     """In a nearly full container a rank gets the room that idle ranks have kept for their next arrays."""

@@ -225,7 +225,7 @@ def test_producer_and_consumer_in_a_notebook(any_kernel: Kernel) -> None:
     assert reply.stdout == "[0, 1, 4, 9]\n", reply
 
 
-@pytest.mark.by_turns
+@pytest.mark.slow
 def test_new_workers_have_a_reloaded_module(tmp_path: Path, method: str) -> None:
     """As the reference says: those that run keep its old code, those of a new pool have the new one."""
     program = """
