@@ -8,7 +8,7 @@ from typing import Self
 
 from nbparallel.errors import rank_list
 from nbparallel.session import CellResult
-from nbparallel_magics.output import drawn
+from nbparallel_magics.output import cell_views
 from nbparallel_magics.output.cell_output import CellOutput
 
 
@@ -47,4 +47,4 @@ def show(sink: CellOutput, result: CellResult, ending: str = "") -> None:
     if not printed and ending:
         sink.note(ending)
     sink.finish()
-    drawn.show(result.drawn)
+    cell_views.show_drawn(result.drawn)

@@ -16,7 +16,7 @@ from nbparallel_magics import background, flags
 from nbparallel_magics import run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.error_display import brief_errors, full_tracebacks
-from nbparallel_magics.output import drawn
+from nbparallel_magics.output import cell_views
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, timeline
@@ -206,7 +206,7 @@ class ParallelMagics(Magics):
     @documented_by(flags.RACES)
     def parallel_races(self, line: str) -> RaceReport:
         flags.RACES.parse_line(line)
-        report = self.state.races.last
+        report: RaceReport | None = self.state.races.last
         if report is None:
             flags.RACES.error("the last cell on ranks was not checked for data races: give it --check-races")
         return report
@@ -223,7 +223,7 @@ class ParallelMagics(Magics):
         session = self._session_to(flags.DRAW)
         ranks = None if options.ranks is None else cells.resolve(options.ranks, session)
         with brief_errors():
-            drawn.show_now(session, names, ranks, self.state.shell.user_ns)
+            cell_views.show_now(session, names, ranks, self.state.shell.user_ns)
 
     @line_magic
     @documented_by(flags.PANEL)

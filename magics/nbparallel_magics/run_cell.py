@@ -21,8 +21,8 @@ from nbparallel_magics.background import (
     wait_for_turn,
 )
 from nbparallel_magics.error_display import brief_errors, does_not_compile, hide_our_frames
-from nbparallel_magics.output import drawn
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.cell_views import CellView
 from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
 
@@ -121,7 +121,6 @@ def _run_on_ranks(
     session.keep_messages = state.configuration.keep_messages
     session.read_in_place = state.configuration.read_in_place
     sink = _output(state, options)
-    state.races.last = None
     wanted: dict[str, Any] = {
         "ranks": ranks,
         "namespace": shell.user_ns,
@@ -136,25 +135,22 @@ def _run_on_ranks(
         "on_error": getattr(options, "on_error", "stop"),
         "ran_here": getattr(options, "local", False),
     }
-    if options.draw:
-        wanted["draw"] = options.draw
-    if getattr(options, "check_races", False):
-        wanted["check_races"] = True
+    views = []
+    for view in state.views:
+        if asked := view.wanted(options):
+            views.append(view)
+            wanted |= asked
     if options.out is not None and sink is not None and (advice := _without_value(request)):
         sink.note(advice)
     if options.background:
-        return _submit(state, session, request, wanted)
+        return _submit(state, session, request, wanted, views)
     try:
         with brief_errors():
             result = session.run(request.source, **wanted)
     except (ParallelError, CellTimeoutError, KeyboardInterrupt) as error:
         state.remember(error)
-        if options.draw:
-            if sink is not None:
-                sink.finish()  # the picture stands below it
-            drawn.show_of_error(error)
-        if "check_races" in wanted:
-            state.races.show_of_error(error, sink)
+        for view in views:
+            view.show_of_error(error, sink)
         raise
     except BaseException as error:
         if any(note.startswith(RANKS_INTERRUPTED) for note in getattr(error, "__notes__", ())):
@@ -163,10 +159,8 @@ def _run_on_ranks(
     finally:
         if sink is not None:
             sink.finish()  # before an error is shown; the session has done so unless it could not start
-    if options.draw:
-        drawn.show(result.drawn)
-    if "check_races" in wanted:
-        state.races.show(result.race_report)
+    for view in views:
+        view.show(result)
     if options.out is not None:
         shell.user_ns[options.out] = result.values
     if _TIMED.match(state.raw_cell) and not options.quiet:
@@ -198,7 +192,11 @@ def _without_value(request: CellRequest) -> str:
 
 
 def _submit(
-    state: ExtensionState, session: Session, request: CellRequest, wanted: dict[str, Any]
+    state: ExtensionState,
+    session: Session,
+    request: CellRequest,
+    wanted: dict[str, Any],
+    views: list[CellView],
 ) -> BackgroundCell:
     """Run a cell in the background; an interrupt that comes now ends it, since `%parallel_result` cannot."""
     pending = None
@@ -207,10 +205,8 @@ def _submit(
             pending = session.submit(request.source, queue=_queues(state, request.options), **wanted)
         cell = BackgroundCell(pending, wanted["execution_count"], request.options.out)
         note_failure(cell, wanted["sink"])
-        if request.options.draw:
-            pending.add_done_callback(drawn.when_ended(publisher_for(state.shell, state.notebook)))
-        if wanted.get("check_races"):
-            pending.add_done_callback(state.races.when_ended(publisher_for(state.shell, state.notebook)))
+        for view in views:
+            pending.add_done_callback(view.when_ended(publisher_for(state.shell, state.notebook)))
         if request.options.out is not None:
             state.shell.user_ns[request.options.out] = PendingValues(cell)
         state.background = cell

@@ -13,10 +13,10 @@ from nbparallel.session import running_sessions
 from nbparallel.wire.system import do_all
 from nbparallel_magics.configuration import configured
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.cell_views import CellView, picture
 from nbparallel_magics.output.notebook_messages import IdleInterrupt, NotebookOutput
 from nbparallel_magics.output.overflow import LogFolder
 from nbparallel_magics.output.publisher import is_ipykernel, publisher_for
-from nbparallel_magics.output.race_display import RaceDisplay
 from nbparallel_magics.prestart import PrestartedSupervisor
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class ExtensionState:
         """Failures of the last cell that failed, the root cause first; or where ranks were interrupted."""
         self.failures_hosts: Mapping[str, range] = {}
         """The ranks of each host then, if there were several."""
-        self.races = RaceDisplay()
-        """The last cell's report of ``--check-races``."""
+        self.races = CellView("check_races", "race_report")
+        self.views = (CellView("draw", "drawn", picture), self.races)
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
         self.panel: Panel | None = None

@@ -27,6 +27,7 @@ from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.host_door import HostDoor
+from nbparallel.distributed.runtime.observers import Observers
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
 from nbparallel.distributed.slots.deadlock import DeadlockDetector
@@ -115,6 +116,7 @@ class Communicator(
         self._across: HostOperations | None = None
         self._door: HostDoor | None = None
         self._tickets = Tickets()
+        self.observers = Observers(self)
         self._tracer: OperationTracer | None = None
         self._on_operation: OnOperation | None = None
         self.forgotten: list[str] = []
@@ -130,8 +132,9 @@ class Communicator(
 
     def record(self) -> None:
         """Note from the next cell on when its statements and operations begin and end (`timeline`)."""
-        methods = {name: getattr(self, name) for name in TRACED}
-        self._tracer = OperationTracer(methods, vars(self), self._context, self._world)
+        if self._tracer is not None:
+            self._tracer.close()
+        self._tracer = OperationTracer(TRACED, self.observers, self._context, self._world)
         self._on_operation = self._tracer
         self._context.hooks.waited = self._tracer.waited
 
@@ -313,8 +316,7 @@ class Communicator(
         if self._closed:
             return
         self._closed = True
-        if self._tracer is not None:
-            self._tracer.close()
+        self.observers.close()
         self._close_door()
         self._sender.close()
         self._receiver.close()
@@ -327,7 +329,7 @@ class Communicator(
     def _forked(self) -> None:
         self._context = make_inert(self._context)
         if self._tracer is not None:
-            self._tracer.remove()  # it writes words of the rank
+            self._tracer.close()  # it writes words of the rank
 
 
 OPERATIONS: tuple[str, ...] = tuple(

@@ -1,14 +1,13 @@
 """The tracer of a rank's statements and operations: when they began and ended, for the timeline of its cell.
 
-A traced operation runs behind a function that the tracer puts into the communicator's own attributes, where
-Python looks before it looks at the class.  Tracing one costs a microsecond, a third of a small all_reduce.
-So after `SHORT` short operations in a statement the functions of the fastest operations are removed::
+The tracer is one of the communicator's `Observers`.  Tracing an operation costs a microsecond, a third of a
+small all_reduce.  So after `SHORT` short operations in a statement the fastest ones are observed no more::
 
-    statement begins     install: each call of all_reduce, … is traced
+    statement begins     observe: each call of all_reduce, … is traced
     SHORT short calls    remove: calls run the class's methods, without any cost, and are only counted
-    a wait that sleeps   traced by `RankContext.wait` itself; install for the next AFTER_A_WAIT calls
-    next statement       install
-    cell ends            remove all
+    a wait that sleeps   traced by `RankContext.wait` itself; observe the next AFTER_A_WAIT calls
+    next statement       observe
+    cell ends            nothing is traced until the next one begins
 
 An ``if`` in every operation instead was measured (decision 16).  The last `KEPT` operations are kept.
 Off by default: a rank of a session enables it (`Communicator.record`).
@@ -25,11 +24,12 @@ import inspect
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.group_state import GroupState
+from nbparallel.distributed.runtime.observers import Observers
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.wire.control_layout import (
@@ -62,36 +62,36 @@ class OperationTracer:
 
     Parameters
     ----------
-    methods : mapping
-        The operations to trace, by name.
-    attributes : dict
-        The attributes of the object whose methods they are; traced operations are put there.
+    operations : iterable of str
+        Those to trace.
+    observers : Observers
+        Of the object whose methods they are.
     world : GroupCollectives
         Those of all ranks.
     """
 
     def __init__(
         self,
-        methods: Mapping[str, Callable[..., Any]],
-        attributes: dict[str, Any],
+        operations: Iterable[str],
+        observers: Observers,
         context: RankContext,
         world: GroupCollectives,
     ) -> None:
         self._context, self._waiter, self._world = context, context.waiter, world
         self._words, self._timing = context.words, context.timing
-        self._attributes = attributes
+        self._observers = observers
         self.state: GroupState | None = None
         """The group of the operation that runs, unless it takes a fast path (`OperationBase._run`)."""
         self._noted: deque[Noted] = deque(maxlen=KEPT)
-        traced = {name: self._traced(name, method) for name, method in methods.items()}
-        self._quick = {name: traced.pop(name) for name in QUICK}
-        self._others = traced
+        self._calls: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        """What is traced, with what traces it, by name."""
         self._statements: deque[tuple[int, int]] = deque(maxlen=KEPT_STATEMENTS)
         self._traced_count = self._unseen = self._waits = self._short = 0
         self._counted_at = 0  # context.operations when `_unseen` was right
         self._removed = self._uncounted = False
         self._began_ns = self._ended_ns = self._moving_ns = self._wait_ns = 0
-        self._inside, self._awaited = False, -1
+        self._inside, self._awaited = True, -1  # no cell runs
+        observers.add(self, operations)
 
     # -- cells -----------------------------------------------------------------------------------------
 
@@ -101,10 +101,9 @@ class OperationTracer:
         self._statements.clear()
         self._traced_count = self._unseen = self._waits = self._moving_ns = 0
         self._inside, self._awaited = False, -1
-        self._short, self._removed, self._uncounted = SHORT, False, False
+        self._uncounted = False
         self._counted_at = self._context.operations
-        self._attributes.update(self._quick)
-        self._attributes.update(self._others)
+        self._install(SHORT)
         self._began_ns = _clock()
 
     def at_line(self, line: int) -> None:
@@ -116,17 +115,10 @@ class OperationTracer:
 
     def end(self) -> None:
         """Stop tracing until the next cell."""
-        self._ended_ns = _clock()
+        self._ended_ns, self._inside = _clock(), True
         self._wait_ns = self._context.wait_ns
         self._words[self._timing + TIMING_INSIDE] = 0
         self._count()
-        self.remove()
-
-    def remove(self) -> None:
-        """Have all operations run as if there were no tracer."""
-        self._removed = False
-        for name in (*self._quick, *self._others):
-            self._attributes.pop(name, None)
 
     def take(self) -> RankTimeline:
         """Return the notes on the cell that has ended."""
@@ -147,12 +139,18 @@ class OperationTracer:
         )
 
     def close(self) -> None:
-        """Release the methods."""
-        self._quick.clear()
-        self._others.clear()
-        self._attributes = {}
+        """Have all operations run as if there were no tracer."""
+        self._observers.remove(self)
+        self._calls.clear()
 
     # -- operations ------------------------------------------------------------------------------------
+
+    def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an operation that is traced; made once, since the quickest ones come and go."""
+        known = self._calls.get(name)
+        if known is None or known[0] != call:
+            known = self._calls[name] = call, self._traced(name, call)
+        return known[1]
 
     def waited(self, wait: WaitRecord, peer: int) -> None:
         """Trace a wait in which this rank was about to sleep; `peer` has ended it, if it is not -1."""
@@ -172,13 +170,12 @@ class OperationTracer:
         self._short = max(self._short, short)
         if self._removed:
             self._removed = False
-            self._attributes.update(self._quick)
+            self._observers.add(self, QUICK)
 
     def _remove(self) -> None:
         self._removed = self._uncounted = True
         self._words[self._timing + TIMING_UNCOUNTED] = 1
-        for name in self._quick:
-            self._attributes.pop(name, None)
+        self._observers.remove(self, QUICK)
 
     def _count(self) -> None:
         """Count what was called without the tracer, between two operations, and publish the number."""

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +30,7 @@ from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import Completions, NamespaceReport
-from nbparallel.wire.messages import AccessPart, Display, Message, Stream
-
-if TYPE_CHECKING:
-    from nbparallel.distributed.races.access_log import AccessLog
+from nbparallel.wire.messages import Display, Message, ObservedPart, Stream
 
 _OURS = "nbparallel."
 _EVERYWHERE = frozenset({"builtins", "datetime"})
@@ -290,11 +287,11 @@ class RankOutput:
         message = Display(self.task if task is None else task, kind, data, metadata or {}, transient or {})
         self._channel.send(Kind.DISPLAY, pickle_message(message), sequence=message.number)
 
-    def send_accesses(self, log: AccessLog) -> None:
-        """Send a part of what a checked cell has recorded; nothing from a forked child, which is no rank."""
+    def send_observed(self, observer: str, log: Any) -> None:
+        """Send a part of an observer's log; nothing from a forked child, which is no rank."""
         if os.getpid() == self._pid:
-            message = AccessPart(self.task, log)
-            self._channel.send(Kind.ACCESSES, pickle_message(message), sequence=message.number)
+            message = ObservedPart(self.task, observer, log)
+            self._channel.send(Kind.OBSERVED, pickle_message(message), sequence=message.number)
 
     def send_late(self, task: int, name: str, text: str) -> None:
         """Send what a thread of an earlier task printed while no cell runs."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from nbparallel import sharing
 from nbparallel.distributed.arguments import part_of
-from nbparallel.distributed.races.access_log import AccessLog
 from nbparallel.engine import failures
 from nbparallel.engine.rank_state import RankState
 from nbparallel.errors import UnpicklableError
@@ -48,6 +47,8 @@ class TaskReport:
         Lines for the user.
     keepalive : object
         Owns memory that the value refers to by handles inside of bytes.
+    observed : dict
+        The logs of the cell's observers.
     """
 
     def __init__(self, state: RankState, task: Task) -> None:
@@ -58,7 +59,7 @@ class TaskReport:
         self.failure: BaseException | None = None
         self.notes: tuple[str, ...] = ()
         self.keepalive: object = None
-        self.accesses: AccessLog | None = None
+        self.observed: dict[str, Any] = {}
         self._before: tuple[tuple[ShownValue | None, ...], int] = (), 0
 
     def draw_before(self) -> None:
@@ -132,7 +133,7 @@ class TaskReport:
             timeline=self._timeline(),
             messages=None if state.communicator is None else state.communicator.messages,
             drawn=self._drawn(),
-            accesses=self.accesses,
+            observed=self.observed,
         ), (pickled, self.keepalive)
 
     def _timeline(self) -> RankTimeline | None:

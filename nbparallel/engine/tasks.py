@@ -6,13 +6,14 @@ import ast
 import functools
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nbparallel import distributed, sharing
+from nbparallel import sharing
 from nbparallel.distributed.runtime.call_site import is_ours
+from nbparallel.distributed.runtime.observers import Observation, ObservedCell, cell_observer
 from nbparallel.engine import environment, failures
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.task_report import TaskReport, snapshot
@@ -37,9 +38,6 @@ from nbparallel.wire.messages import (
     runs_user_code,
 )
 from nbparallel.wire.name_updates import NameUses
-
-if TYPE_CHECKING:
-    from nbparallel.distributed.races.recording.checked_cell import CheckedCell
 
 
 def run_script(task: ScriptTask, variables: dict[str, Any]) -> None:
@@ -330,33 +328,27 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
 
 
 @contextmanager
-def _race_check(state: RankState, task: CellTask, report: TaskReport) -> Iterator[CheckedCell | None]:
-    """Record accesses to shared arrays while the block runs, if that was asked for."""
-    if not task.check_races or state.communicator is None:
-        yield None
-        return
-    from nbparallel.distributed.races.recording.checked_cell import CheckedCell  # few cells need it
-    from nbparallel.distributed.races.recording.seen_code import SEEN_NAMES, SeenCode
-    from nbparallel.distributed.races.recording.user_lines import label_function
-
-    label = label_function(state.shell.compile.filename)
-    check = CheckedCell(
-        state.communicator, distributed.set_current, state.variables, state.names.is_delivered_array, label,
-        state.output.send_accesses,
-    )  # fmt: skip
-    transformers, own = state.shell.ast_transformers, SeenCode()
-    transformers.append(own)
-    state.variables.update(SEEN_NAMES)
+def _observed(state: RankState, task: CellTask, report: TaskReport) -> Iterator[Iterable[Observation]]:
+    """Have the cell's observers look on while the block runs."""
+    found: dict[str, Observation] = {}
     try:
-        with check.recording():
-            yield check
+        with ExitStack() as stack:
+            communicator = state.communicator
+            for name in task.observers if communicator is not None else ():
+                assert communicator is not None
+                cell = ObservedCell(
+                    communicator,
+                    state.variables,
+                    state.names.is_delivered_array,
+                    filename=state.shell.compile.filename,
+                    transformers=state.shell.ast_transformers,
+                    flags=state.shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+                    send=functools.partial(state.output.send_observed, name),
+                )
+                found[name] = stack.enter_context(cell_observer(name).observe(cell))
+            yield found.values()
     finally:
-        if own in transformers:
-            transformers.remove(own)
-        for name in SEEN_NAMES:
-            state.variables.pop(name, None)
-        own.restore_functions(state.shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        report.accesses = check.log()
+        report.observed = {name: observation.log() for name, observation in found.items()}
 
 
 def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
@@ -366,10 +358,10 @@ def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
         shell.at_line = state.communicator.at_line
     if task.draw:
         report.draw_before()
-    with _race_check(state, task, report) as check:
+    with _observed(state, task, report) as observations:
         result = shell.run_cell(shell.source, store_history=False, silent=False)
-        if check is not None:
-            result.result = check.plain(result.result)
+        for observation in observations:
+            result.result = observation.value(result.result)
     error = result.error_in_exec if result.error_before_exec is None else result.error_before_exec
     if error is None:
         report.succeed(result.result)

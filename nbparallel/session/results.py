@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from nbparallel.wire.inspection import DrawnNames
     from nbparallel.wire.timeline import RankTimeline
 
+RACES = "nbparallel.distributed.races"
+"""The observer of ``check_races=True``."""
+
 
 @dataclass(frozen=True, slots=True)
 class RemoteValue:
@@ -224,8 +227,13 @@ class CellResult:
     """Bytes that ranks see without a copy, by name."""
     drawn: DrawnValues | None = None
     """The beginnings of the names that were asked for with `draw`, before and after it."""
-    race_report: RaceReport | None = None
-    """What ``check_races=True`` has found, and what it could not look at: what a notebook shows."""
+    findings: Mapping[str, Any] = field(default_factory=dict)
+    """What the cell's observers have found, by their modules."""
+
+    @property
+    def race_report(self) -> RaceReport | None:
+        """What ``check_races=True`` has found, and what it could not look at: what a notebook shows."""
+        return self.findings.get(RACES)
 
     @property
     def races(self) -> tuple[Race, ...]:

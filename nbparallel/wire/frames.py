@@ -122,7 +122,7 @@ class Kind(enum.IntEnum):
     DISPLAY = 81
     STREAM = 82
     OUTCOME = 83
-    ACCESSES = 84
+    OBSERVED = 84
     REPORT = 87
     # a process of a script <-> the supervisor of its world
     JOIN = 90

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
@@ -127,8 +127,8 @@ class CellTask(Task):
     """`NameUses`, or None."""
     draw: tuple[str, ...] = ()
     """Names of which the beginning is reported, before and after the cell."""
-    check_races: bool = False
-    """Whether accesses to shared arrays are recorded."""
+    observers: tuple[str, ...] = ()
+    """Modules that observe it (`nbparallel.distributed.runtime.observers`)."""
     follows_names: bool = True
     """Whether names are looked up at the caller too."""
 
@@ -279,8 +279,8 @@ class Outcome(Message):
     """Of the names in `draw`; None if there are none."""
     cpu_ns: int = 0
     """Processor time of the rank's process, in nanoseconds."""
-    accesses: Any = None
-    """`AccessLog` of a cell that is checked for data races, or None."""
+    observed: Mapping[str, Any] = field(default_factory=dict)
+    """The log of each of a cell's observers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,13 +338,15 @@ class Stream(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class AccessPart(Message):
-    """A part of what a rank has recorded in a checked cell, sent before it became large."""
+class ObservedPart(Message):
+    """A part of an observer's log of a cell, sent before it became large."""
 
     number: int
     """The task's number."""
+    observer: str
+    """Its module."""
     log: Any
-    """An `AccessLog`."""
+    """The part."""
 
 
 class Cause(enum.StrEnum):

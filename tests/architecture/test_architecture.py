@@ -185,3 +185,38 @@ def test_import_is_cheap() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=15
     )
     assert done.stdout.strip() == ""
+
+
+CORE = ("errors", "wire", "channel", "sharing", "supervisor", "transfer", "distributed", "engine", "session")
+HOOKS = {
+    "nbparallel.engine.shell": "`%parallel_races` among the magics that a rank refuses",
+    "nbparallel.session.session": "`check_races=` of `Session.run`",
+    "nbparallel.session.tasks.cell": "the same among a cell's options",
+    "nbparallel.session.results": "`races` and `race_report` of a cell's result",
+}
+"""Modules of the core that may name a satellite, and why."""
+
+
+def test_the_core_names_no_race_detector() -> None:
+    """It is an observer of cells: only hooks that users see have its name."""
+    named = {
+        module
+        for module, tree in TREE.trees.items()
+        if module.split(".")[1:2] and module.split(".")[1] in CORE
+        if not module.startswith("nbparallel.distributed.races")
+        for node in ast.walk(tree)
+        for name in (*_identifiers(node), *_texts(node))
+        if re.search(r"(?i)(?<![a-z])races?(?![a-z])", name)
+    }
+    assert named == set(HOOKS)
+
+
+def _identifiers(node: ast.AST) -> Iterator[str]:
+    for field in ("id", "attr", "arg", "name", "module"):
+        if isinstance(name := getattr(node, field, None), str):
+            yield name
+
+
+def _texts(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+        yield node.value

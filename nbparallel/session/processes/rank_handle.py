@@ -25,9 +25,9 @@ from nbparallel.wire import identity
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import Completions, NamespaceReport
 from nbparallel.wire.messages import (
-    AccessPart,
     Display,
     InputRequest,
+    ObservedPart,
     Outcome,
     RankMemory,
     Stream,
@@ -74,7 +74,7 @@ class RankHandle:
         """Number of the task that it runs or ran last."""
         self.busy = False
         self.memory = RankMemory()
-        self.access_parts: list[AccessPart] = []
+        self.observed: list[ObservedPart] = []
         """Parts of the log of a checked cell that came before its end."""
         """Shared memory that the rank had made when it ended its last task."""
         self.sent_strategy = 0
@@ -196,8 +196,8 @@ class RankHandle:
             self._drain_pipes()
             self.busy, self.memory = False, message.memory
             self._post(self, message)
-        elif isinstance(message, AccessPart):
-            self.access_parts.append(message)
+        elif isinstance(message, ObservedPart):
+            self.observed.append(message)
         elif isinstance(message, InputRequest):
             self._drain_pipes()
             self._post(self, message)

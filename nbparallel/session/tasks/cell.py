@@ -13,6 +13,7 @@ from typing import Any
 
 from nbparallel.errors import UnknownNameError, rank_list
 from nbparallel.session.output import OutputSink, TaskOutput
+from nbparallel.session.results import RACES
 
 MOST_COMPILED = 64
 """Cells that are remembered to compile: the loop of a script runs the same one again and again."""
@@ -97,6 +98,11 @@ class CellOptions:
         """Split the names of `share` and `draw`, which can be one string, as after the magic's flag."""
         object.__setattr__(self, "share", split_names(self.share))
         object.__setattr__(self, "draw", split_names(self.draw))
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """The modules that observe the cell."""
+        return (RACES,) if self.check_races else ()
 
     @property
     def go_on(self) -> bool:

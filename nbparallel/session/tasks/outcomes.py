@@ -39,7 +39,7 @@ from nbparallel.wire.messages import Cause, CellTask, DrawTask, Outcome, RankFai
 from nbparallel.wire.system import PAUSE_SECONDS
 
 if TYPE_CHECKING:
-    from nbparallel.distributed.races.comparison import RaceReport
+    pass
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
 DEATH_SECONDS = 0.5
@@ -91,7 +91,7 @@ def result_of(run: TaskRun, values: Mapping[int, Any]) -> CellResult:
     names = run.request.preparation
     copied, shared = ({}, {}) if names is None else (names.copied_nbytes, names.shared_nbytes)
     notes = tuple(run.request.notes)
-    return CellResult(RankValues(values), ranks, seconds, notes, copied, shared, _drawn(run), _races(run))
+    return CellResult(RankValues(values), ranks, seconds, notes, copied, shared, _drawn(run), run.findings())
 
 
 def _drawn(run: TaskRun) -> DrawnValues | None:
@@ -106,23 +106,6 @@ def _drawn(run: TaskRun) -> DrawnValues | None:
         died={rank: describe_death(end) for rank, end in run.deaths.items()},
         number=task.execution_count if isinstance(task, CellTask) else 0,
     )
-
-
-def _races(run: TaskRun) -> RaceReport | None:
-    """Return what a checked cell's accesses to shared arrays say, as far as ranks have reported them."""
-    task = run.task
-    if not isinstance(task, CellTask) or not task.check_races:
-        return None
-    from nbparallel.distributed.races.comparison import compare  # few cells need it
-
-    ended = [end.accesses for end in run.outcomes.values() if end.accesses is not None]
-    logs = [*run.take_access_logs(), *ended]
-    report = compare(logs, [name for log in logs for name in log.notebook_names])
-    missing = sorted(set(task.ranks) - {log.rank for log in ended})
-    if missing:
-        lost = f"what {rank_list(missing)} did: {'its' if len(missing) == 1 else 'their'} log was lost"
-        report = replace(report, not_checked=(lost, *report.not_checked))
-    return report
 
 
 def _value(handle: RankHandle | None, outcome: Outcome, loads: Callable[[Any], Any]) -> Any:

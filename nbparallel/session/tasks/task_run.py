@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from nbparallel.distributed.runtime.observers import cell_observer
 from nbparallel.errors import NbParallelError
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.preparation import Preparation
@@ -19,7 +20,7 @@ from nbparallel.session.tasks import input
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.escalation import InterruptEscalation
 from nbparallel.wire.control import ControlView
-from nbparallel.wire.messages import InputRequest, Outcome, Task
+from nbparallel.wire.messages import CellTask, InputRequest, Outcome, Task
 
 TaskFactory: TypeAlias = Callable[[RankPool, int, tuple[int, ...]], tuple[Task, object]]
 """``make(pool, number, ranks)`` returns a task for all ranks, and what owns memory that it refers to."""
@@ -94,12 +95,21 @@ class TaskRun:
         self.deaths: dict[int, RankDeath] = {}
         self._questions: list[input.Question] = []
 
-    def take_access_logs(self) -> list[Any]:
-        """Return what ranks have sent of a checked cell's log before its end."""
-        parts = [part for handle in self.handles.values() for part in handle.access_parts]
+    def findings(self) -> dict[str, Any]:
+        """Return what the cell's observers conclude from what ranks have sent of their logs."""
+        parts = [part for handle in self.handles.values() for part in handle.observed]
         for handle in self.handles.values():
-            handle.access_parts.clear()
-        return [part.log for part in parts if part.number == self.request.number]
+            handle.observed.clear()
+        found = {}
+        for observer in self.task.observers if isinstance(self.task, CellTask) else ():
+            logs = [
+                part.log for part in parts if (part.number, part.observer) == (self.request.number, observer)
+            ]
+            ended = {rank: end.observed for rank, end in self.outcomes.items() if observer in end.observed}
+            logs += [log[observer] for log in ended.values()]
+            lost = sorted(set(self.request.ranks) - ended.keys())
+            found[observer] = cell_observer(observer).conclude(logs, lost)
+        return found
 
     @property
     def running(self) -> list[RankHandle]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from nbparallel.distributed.races.access_log import AccessLog, ArrayName
 from nbparallel.distributed.races.comparison.array_names import ArrayNames
 from nbparallel.distributed.races.comparison.folding import fold_conflicts
 from nbparallel.distributed.races.comparison.joined_logs import JoinedLogs
 from nbparallel.distributed.races.comparison.race_report import RaceReport
+from nbparallel.distributed.races.comparison.sentences import ranks_text
 from nbparallel.distributed.races.comparison.walk import Walk
 
 MOST_NAMES = 3
 """Arrays of one segment that are named."""
 
 
-def compare(logs: Iterable[AccessLog], names: Iterable[ArrayName] = ()) -> RaceReport:
+def compare(
+    logs: Iterable[AccessLog], names: Iterable[ArrayName] = (), lost: Collection[int] = ()
+) -> RaceReport:
     """Return the data races of a cell.
 
     Parameters
@@ -24,6 +27,8 @@ def compare(logs: Iterable[AccessLog], names: Iterable[ArrayName] = ()) -> RaceR
         Of all ranks, in any order; a rank can have several, one continuing the other.
     names : iterable of ArrayName
         The notebook's names; they are preferred to those of the ranks.
+    lost : collection of int
+        Ranks whose logs do not reach to the end of the cell.
     """
     found = JoinedLogs(logs)
     array_names = ArrayNames(names, found.ranks)
@@ -34,10 +39,16 @@ def compare(logs: Iterable[AccessLog], names: Iterable[ArrayName] = ()) -> RaceR
         races=fold_conflicts(walk.conflicts.values(), numbers, found.sites, array_names),
         accesses=sum(log.count for log in found.ranks),
         not_checked=(
+            *_lost(lost),
             *_incomplete(walk.incomplete, array_names),
             *(["the rest of the cell, because too many accesses are in no order"] * walk.is_cut_short),
         ),
     )
+
+
+def _lost(ranks: Collection[int]) -> list[str]:
+    its = "its" if len(ranks) == 1 else "their"
+    return [f"what {ranks_text(ranks)} did: {its} log was lost"] if ranks else []
 
 
 def _incomplete(segments: Iterable[int], names: ArrayNames) -> list[str]:

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.races.access_log import AccessLog, ArrayName
 from nbparallel.distributed.races.recording.access_recorder import LIMIT_NBYTES, AccessRecorder
 from nbparallel.distributed.races.recording.checked_operations import CheckedOperations
 from nbparallel.distributed.races.recording.doors import doors
 from nbparallel.distributed.races.recording.operation_order import OperationOrder
+from nbparallel.distributed.races.recording.seen_code import SEEN_NAMES, SeenCode
 from nbparallel.distributed.races.recording.traced_array import TracedArray, plain, recording, trace
-from nbparallel.distributed.races.recording.user_lines import UserLines
+from nbparallel.distributed.races.recording.user_lines import UserLines, label_function
+from nbparallel.distributed.runtime.observers import ObservedCell
 from nbparallel.sharing.memory.array_layout import extent
 from nbparallel.sharing.tensors import as_array, is_tensor
 
@@ -29,37 +30,20 @@ _MAKERS = ("zeros", "ones", "empty", "full", "share")
 class CheckedCell:
     """Records what the user's code of one cell does with shared arrays.
 
-    Parameters
-    ----------
-    set_current : callable
-        Makes a communicator, or what stands in its place, the one that the user's code calls.
-    variables : dict
-        The rank's globals.
-    is_delivered : callable
-        Whether the notebook has delivered an array under a name.
-    label_of : callable
-        See `UserLines`.
-    send : callable
-        Takes a part of the log, once the recorder has `LIMIT_NBYTES`, at the next operation.
+    When the recorder has `LIMIT_NBYTES`, a part of the log is sent at the next operation.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        set_current: Callable[[Any], None],
-        variables: dict[str, Any],
-        is_delivered: Callable[[str], bool],
-        label_of: Callable[[str], str | None],
-        send: Callable[[AccessLog], None],
-    ) -> None:
-        self._variables, self._is_delivered, self._rank = variables, is_delivered, communicator.rank
-        self._communicator, self._set_current = communicator, set_current
+    def __init__(self, cell: ObservedCell) -> None:
+        self._variables, self._is_delivered, self._rank = (
+            cell.variables, cell.is_delivered, cell.communicator.rank,
+        )  # fmt: skip
         self._store = sharing.current_store()
-        self._lines = UserLines(label_of)
+        self._lines = UserLines(label_function(cell.filename))
         self._recorder = AccessRecorder(self._locate, self._lines)
         self._order = OperationOrder(self._recorder)
         self._order.interval_ended = self.send_if_full
-        self._send = send
+        self._operations = CheckedOperations(cell.communicator, self._order)
+        self._send = cell.send
         self._originals: dict[int, tuple[Any, Any]] = {}
         """Traced arrays that stand for delivered ones, by identity, with these."""
         self.first_event = 0
@@ -73,8 +57,7 @@ class CheckedCell:
             stack.callback(self._restore_names)
             self._trace_names()
             self._note_tensors()
-            stack.callback(self._set_current, self._communicator)
-            self._set_current(CheckedOperations(self._communicator, self._order))
+            stack.enter_context(self._operations.observing())
             stack.enter_context(recording(self._recorder))
             stack.enter_context(doors(self._recorder, self._variables))
             stack.enter_context(_traced_makers())
@@ -160,14 +143,31 @@ class CheckedCell:
         for name, value in list(self._variables.items()):
             if type(value) is TracedArray:
                 self._note_name(name, value)
-                self._variables[name] = self.plain(value)
+                self._variables[name] = self.value(value)
 
-    def plain(self, value: Any) -> Any:
+    def value(self, value: Any) -> Any:
         """Return the plain array that a traced one stands for; anything else as it is."""
         if type(value) is not TracedArray:
             return value
         known = self._originals.get(id(value))
         return plain(value) if known is None else known[1]
+
+
+@contextmanager
+def checking(cell: ObservedCell) -> Iterator[CheckedCell]:
+    """Record a cell's accesses to shared arrays while the block runs."""
+    check, code = CheckedCell(cell), SeenCode()
+    cell.transformers.append(code)
+    cell.variables.update(SEEN_NAMES)
+    try:
+        with check.recording():
+            yield check
+    finally:
+        if code in cell.transformers:
+            cell.transformers.remove(code)
+        for name in SEEN_NAMES:
+            cell.variables.pop(name, None)
+        code.restore_functions(cell.flags)
 
 
 @contextmanager

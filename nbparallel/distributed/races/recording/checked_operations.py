@@ -2,7 +2,7 @@
 
 ::
 
-    all_reduce(x)                  CheckedOperations, in the communicator's place
+    all_reduce(x)                  CheckedOperations, an observer of the communicator's operations
       read x, publish              what this rank has done so far may be known to the others
       the communicator's method    with plain arrays
       acquire, fill x              what comes now is after what the others have published
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -26,14 +27,15 @@ from nbparallel.distributed.races.access_log import Key
 from nbparallel.distributed.races.recording.argument_arrays import PlainArguments, arrays_in, trace_views
 from nbparallel.distributed.races.recording.operation_effects import COLLECTIVES, UNORDERED, Effect, Order
 from nbparallel.distributed.races.recording.operation_order import OperationOrder, OrderedLocks
+from nbparallel.distributed.runtime.observers import Call
 from nbparallel.distributed.work import Work
 
-Arguments = tuple[Any, ...]
 Options = dict[str, Any]
+"""A call's arguments by name."""
 
 
 class CheckedOperations:
-    """A rank's operations for the time of a checked cell; everything else is the communicator's.
+    """Observes a rank's operations for the time of a checked cell.
 
     Parameters
     ----------
@@ -51,26 +53,42 @@ class CheckedOperations:
         self._received: Counter[Key] = Counter()
         for message in communicator.waiting_messages():  # of earlier cells: nothing here has sent them
             self._received[message.source, message.tag, message.group] -= 1
-        self.locks = OrderedLocks(communicator.locks, order, communicator.rank)
+        self._inside = False
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._communicator, name)
-        if name not in OPERATIONS or name in UNORDERED:
-            return method
-        effect = COLLECTIVES.get(name, Effect(Order.ALL))
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Observe operations and locks while the block runs."""
+        communicator = self._communicator
+        locks = communicator.locks
+        try:
+            communicator.locks = OrderedLocks(locks, self._order, communicator.rank)  # type: ignore[assignment]
+            communicator.observers.add(self, OBSERVED)
+            yield
+        finally:
+            communicator.observers.remove(self)
+            communicator.locks = locks
 
-        def call(*args: Any, **options: Any) -> Any:
-            return self._collective(name, effect, args, options)
+    def around(self, name: str, call: Call) -> Call:
+        """Return an operation that says what it reads, fills and orders."""
+        checked = MESSAGES.get(name, CheckedOperations._collective)
 
-        return call
+        def observed(*args: Any, **options: Any) -> Any:
+            if self._inside or (bound := _bound(name, args, options)) is None:
+                return call(*args, **options)  # an operation that is made of others is one; or it raises
+            self._inside = True
+            try:
+                return checked(self, name, call, bound)
+            finally:
+                self._inside = False
+
+        return observed
 
     # -- collectives -----------------------------------------------------------------------------------
 
-    def _collective(self, name: str, effect: Effect, args: Arguments, options: Options) -> Any:
-        method, bound = getattr(self._communicator, name), _bound(name, args, options)
-        members = None if bound is None else self._members(bound.get("group"))
-        if bound is None or members is None or self._communicator.rank not in members:
-            return method(*args, **options)  # which raises
+    def _collective(self, name: str, call: Call, bound: Options) -> Any:
+        effect, members = COLLECTIVES.get(name, Effect(Order.ALL)), self._members(bound.get("group"))
+        if members is None or self._communicator.rank not in members:
+            return call(**bound)  # which raises
         root = self._root(bound, members)
         reads, fills = _roles(effect, bound, self._communicator.rank == root)
         self._read(reads)
@@ -78,7 +96,7 @@ class CheckedOperations:
         if published is not None:
             self._order.publish(published)
         arrays, filled = PlainArguments(), list(arrays_in(fills))
-        value = method(*arrays.plain(args), **arrays.plain(options))
+        value = call(**arrays.plain(bound))
         is_async = bound.get("async_op")
         if acquired and not is_async:
             self._order.acquire(acquired)
@@ -194,35 +212,16 @@ class CheckedOperations:
             return members[0]
         return int(dst) if isinstance(dst, int) and 0 <= dst < self._communicator.world_size else None
 
-    def send(self, *args: Any, **options: Any) -> None:
-        """As `Communicator.send`."""
-        self._send("send", args, options)
-
-    def isend(self, *args: Any, **options: Any) -> Work:
-        """As `Communicator.isend`; the value is read when it begins."""
-        work: Work = self._send("isend", args, options)
-        return work
-
-    def send_object_list(self, *args: Any, **options: Any) -> None:
-        """As `Communicator.send_object_list`."""
-        self._send("send_object_list", args, options)
-
-    def _send(self, name: str, args: Arguments, options: Options) -> Any:
-        method, bound = getattr(self._communicator, name), _bound(name, args, options)
-        if bound is None:
-            return method(*args, **options)
+    def _send(self, name: str, call: Call, bound: Options) -> Any:
+        """Of `isend` the value is read when it begins."""
         if not bound.get("view"):  # a view is read where it is received
             self._read((bound.get("tensor"), bound.get("object_list")))
         self._publish_message(self._receiver_of(bound), bound.get("tag", 0), bound.get("group"))
-        return method(**PlainArguments().plain(bound))
+        return call(**PlainArguments().plain(bound))
 
-    def recv(self, *args: Any, **options: Any) -> Any:
-        """As `Communicator.recv`."""
-        bound = _bound("recv", args, options)
-        if bound is None:
-            return self._communicator.recv(*args, **options)
+    def _recv(self, name: str, call: Call, bound: Options) -> Any:
         arrays, tensor, return_source = PlainArguments(), bound.get("tensor"), bound.get("return_source")
-        value, source = self._communicator.recv(**arrays.plain(bound) | {"return_source": True})
+        value, source = call(**arrays.plain(bound) | {"return_source": True})
         value = trace_views(arrays.original(value))
         if source is not None:
             self._order.acquire(self._message(source, bound.get("tag", 0), bound.get("group")))
@@ -231,21 +230,16 @@ class CheckedOperations:
             return value, source
         return value if tensor is None else source
 
-    def recv_object_list(self, *args: Any, **options: Any) -> int | None:
-        """As `Communicator.recv_object_list`."""
-        source = self._communicator.recv_object_list(*args, **options)
+    def _recv_object_list(self, name: str, call: Call, bound: Options) -> int | None:
+        source: int | None = call(**bound)
         if source is not None:
-            bound = _bound("recv_object_list", args, options) or {}
             self._order.acquire(self._message(source, 0, bound.get("group")))
         return source
 
-    def irecv(self, *args: Any, **options: Any) -> Work:
-        """As `Communicator.irecv`; the array is filled at any time until it was waited for."""
-        bound = _bound("irecv", args, options)
-        if bound is None:
-            return self._communicator.irecv(*args, **options)
+    def _irecv(self, name: str, call: Call, bound: Options) -> Work:
+        """Receive into an array, which is filled at any time until it was waited for."""
         arrays, keys = PlainArguments(), list[Key]()
-        work = self._communicator.irecv(**arrays.plain(bound))
+        work: Work = call(**arrays.plain(bound))
 
         def note(source: int) -> None:
             if source >= 0:
@@ -258,26 +252,28 @@ class CheckedOperations:
         self._until_waited(work, keys, list(arrays_in(bound.get("tensor"))), arrays)
         return work
 
-    def sendrecv(self, *args: Any, **options: Any) -> Any:
-        """As `Communicator.sendrecv`."""
-        bound = _bound("sendrecv", args, options)
-        if bound is None:
-            return self._communicator.sendrecv(*args, **options)
+    def _sendrecv(self, name: str, call: Call, bound: Options) -> Any:
         tag, group, arrays = bound.get("tag", 0), bound.get("group"), PlainArguments()
         self._read(bound.get("tensor"))
         self._publish_message(self._receiver_of(bound), tag, group)
-        received = self._communicator.sendrecv(**arrays.plain(bound))
+        received = call(**arrays.plain(bound))
         if bound.get("src", MISSING) is not None:
             expected = tag if bound.get("recv_tag") is None else bound["recv_tag"]
             self._order.acquire(self._message(self._communicator.last_source, expected, group))
             self._write(bound.get("output"))
         return trace_views(arrays.original(received))
 
-    def batch_isend_irecv(self, p2p_op_list: Any) -> list[Work]:
-        """As `Communicator.batch_isend_irecv`."""
-        unbound: Any = Communicator.batch_isend_irecv  # it calls `isend` and `irecv` of what it is given
-        works: list[Work] = unbound(self, p2p_op_list)
-        return works
+
+MESSAGES: dict[str, Callable[[CheckedOperations, str, Call, Options], Any]] = {
+    "send": CheckedOperations._send, "isend": CheckedOperations._send,
+    "send_object_list": CheckedOperations._send, "recv": CheckedOperations._recv,
+    "recv_object_list": CheckedOperations._recv_object_list, "irecv": CheckedOperations._irecv,
+    "sendrecv": CheckedOperations._sendrecv,
+}  # fmt: skip
+"""Operations between two ranks: before `send`, after `recv`."""
+COMPOSED = ("batch_isend_irecv",)
+"""Made of others that are observed."""
+OBSERVED = tuple(name for name in OPERATIONS if name not in (*UNORDERED, *COMPOSED))
 
 
 def _roles(effect: Effect, bound: dict[str, Any], is_root: bool) -> tuple[list[Any], list[Any]]:
@@ -318,7 +314,7 @@ def _before_finish(work: Work, note: Callable[[Any, int], None]) -> None:
     work.finish = noted  # type: ignore[method-assign]
 
 
-def _bound(name: str, args: Arguments, options: Options) -> dict[str, Any] | None:
+def _bound(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any] | None:
     """Return a call's arguments by name; None if they do not fit."""
     try:
         arguments = _signature(name).bind(None, *args, **options).arguments

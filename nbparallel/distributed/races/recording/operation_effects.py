@@ -70,11 +70,6 @@ COLLECTIVES: dict[str, Effect] = {
 }
 """Collectives by the names of the communicator's methods; any other orders all, and touches no array."""
 
-MESSAGES = (
-    "send", "recv", "isend", "irecv", "sendrecv", "batch_isend_irecv", "send_object_list", "recv_object_list",
-)  # fmt: skip
-"""Operations between two ranks: before `send`, after `recv`."""
-
 UNORDERED = (
     "batches", "get_backend", "get_global_rank", "get_group_rank", "get_process_group_ranks", "get_rank",
     "get_world_size", "grid", "host_group", "local_slice", "lock", "new_group", "new_subgroups",
