@@ -17,7 +17,7 @@ from nbparallel.distributed.races.access_log import (
     Publish,
     Site,
 )
-from nbparallel.distributed.races.comparison import compare
+from nbparallel.distributed.races.report import compare
 
 RANKS = 2
 ROWS, COLUMNS = 512, 256

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Figure, Section
-from nbparallel.distributed.races.recording.access_recorder import AccessRecorder
-from nbparallel.distributed.races.recording.doors import doors
-from nbparallel.distributed.races.recording.traced_array import recording, trace
-from nbparallel.distributed.races.recording.user_lines import UserLines, label_function
+from nbparallel.distributed.races.access_recorder import AccessRecorder, UserLines, label_function
+from nbparallel.distributed.races.doors import doors
+from nbparallel.distributed.races.traced_array import recording, trace
 
 LARGE = 16_000_000
 TURN = 200

@@ -27,7 +27,7 @@ from nbparallel_magics.views.status import StatusView
 from nbparallel_magics.views.who import WhoView
 
 if TYPE_CHECKING:
-    from nbparallel.distributed.races.comparison import RaceReport
+    from nbparallel.distributed.races.report import RaceReport
     from nbparallel.session import CellResult, Session
     from nbparallel_magics.background import BackgroundCell
 

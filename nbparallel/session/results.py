@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from nbparallel.distributed.races.comparison import Race, RaceReport
+    from nbparallel.distributed.races.report import Race, RaceReport
     from nbparallel.errors import NbParallelError
     from nbparallel.wire.inspection import DrawnNames
     from nbparallel.wire.timeline import RankTimeline

@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 Key = tuple[Any, ...]
 """Strings, numbers and tuples of them."""
 READ, WRITE, POSSIBLE = 1, 2, 4
@@ -124,3 +127,14 @@ class AccessLog:
     """Names under which the notebook has delivered them."""
     first_event: int = 0
     """How many events earlier parts of this rank's log have; sites and names begin anew in each part."""
+
+
+def distinct(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return offsets in ascending order, each once.
+
+    `numpy.unique` does so with a table from version 2.3 on, in 30 times the time for multiples of 8.
+    """
+    ordered = np.sort(offsets, axis=None)
+    is_new = np.ones(ordered.size, bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
+    return ordered[is_new]

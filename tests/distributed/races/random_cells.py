@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nbparallel.distributed.races.recording.operation_effects import Order
+from nbparallel.distributed.races.operations import Order
 
 CALLS = {
     Order.ALL: (

@@ -208,7 +208,7 @@ def test_an_interrupt(three_ranks: Session) -> None:
 
 REUSED = """
 import gc, time
-from nbparallel.distributed.races.recording.traced_array import plain
+from nbparallel.distributed.races.traced_array import plain
 places = set()
 kept = nbp.zeros(50_000) if rank == 0 else None
 for step in range(10):
@@ -245,7 +245,7 @@ def test_memory_that_is_used_again(three_ranks: Session) -> None:
 def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
     """What was sent before the end is compared like the rest, and of a rank that dies it is all there is."""
     three_ranks.run(
-        "from nbparallel.distributed.races.recording import checked_cell\ncheck = checked_cell.CheckedCell\n"
+        "from nbparallel.distributed.races import checked_cell\ncheck = checked_cell.CheckedCell\n"
         "checked_cell.LIMIT_NBYTES, parts, send = 5_000, [0], check.send_if_full\n"
         "def counted(self):\n"
         "    before = self.first_event\n"

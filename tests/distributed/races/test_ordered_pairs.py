@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.recording.operation_effects import COLLECTIVES, MESSAGES, Order
+from nbparallel.distributed.races.operations import COLLECTIVES, MESSAGES, Order
 from nbparallel.session import Session
 
 pytest_plugins = ["tests.harness.sessions"]

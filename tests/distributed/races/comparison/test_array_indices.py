@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.distributed.races.access_log import ArrayName, Box
-from nbparallel.distributed.races.comparison.array_indices import NamedArray, Slice
-from nbparallel.distributed.races.comparison.byte_sets import ByteSet
+from nbparallel.distributed.races.array_names import NamedArray, Slice
+from nbparallel.distributed.races.byte_sets import ByteSet
 from tests.distributed.races.comparison.recorded import AnyArray, box_of, bytes_of, elements
 from tests.harness.tiers import examples
 

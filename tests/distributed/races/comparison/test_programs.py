@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Acquire, Publish
-from nbparallel.distributed.races.comparison import compare
+from nbparallel.distributed.races.report import compare
 from tests.distributed.races.comparison.recorded import Recorded
 
 

@@ -16,10 +16,9 @@ from nbparallel.distributed.races.access_log import (
     MemoryAccess,
     Site,
 )
-from nbparallel.distributed.races.comparison import RaceReport, compare
-from nbparallel.distributed.races.comparison import overlap as overlap_module
-from nbparallel.distributed.races.comparison import walk as walk_module
-from nbparallel.distributed.races.comparison.sentences import ranks_text, verb
+from nbparallel.distributed.races.report import RaceReport, compare, ranks_text, verb
+from nbparallel.distributed.races.report import overlap as overlap_module
+from nbparallel.distributed.races.report import walk as walk_module
 from tests.distributed.races.comparison.recorded import AnyArray, Recorded, box_of, elements
 
 

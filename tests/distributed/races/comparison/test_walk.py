@@ -22,10 +22,9 @@ from nbparallel.distributed.races.access_log import (
     Publish,
     Site,
 )
-from nbparallel.distributed.races.comparison import compare, kept_accesses, walk
-from nbparallel.distributed.races.comparison.joined_logs import JoinedLogs
-from nbparallel.distributed.races.comparison.vector_clocks import VectorClocks
-from nbparallel.distributed.races.comparison.walk import Walk
+from nbparallel.distributed.races import walk
+from nbparallel.distributed.races.report import compare
+from nbparallel.distributed.races.walk import JoinedLogs, VectorClocks, Walk
 from tests.distributed.races.comparison.recorded import bytes_of, elements
 from tests.harness.tiers import examples
 
@@ -167,7 +166,7 @@ def test_as_all_pairs(logs: list[AccessLog]) -> None:
 def test_forgetting_and_many_places_change_nothing(logs: list[AccessLog]) -> None:
     """So it is if accesses are forgotten soon, and looked through with numpy."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_accesses, "FEW", 1)
+        patch.setattr(walk, "FEW", 1)
         patch.setattr(walk, "MOST_REMEMBERED", 2)
         assert found_by_walk(logs) == all_pairs(logs)
 
@@ -268,7 +267,7 @@ def test_a_lock_of_an_earlier_cell() -> None:
 
 def test_other_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places at a distance of 16 bytes and of 24 meet at every 48th."""
-    monkeypatch.setattr(kept_accesses, "FEW", 1)
+    monkeypatch.setattr(walk, "FEW", 1)
     other = [MemoryAccess(0, 1, 0, WRITE, Box(8 * first, (3,), (24,), 8)) for first in (1, 5)]
     logs = [_log(0, other), _log(1, [MemoryAccess(0, 1, 0, WRITE, Box(0, (4,), (16,), 8))])]
     assert found_by_walk(logs) == all_pairs(logs)
@@ -363,7 +362,7 @@ def test_barriers_forget(monkeypatch: pytest.MonkeyPatch) -> None:
     found.run()
     assert not found.conflicts
     assert comparisons.count == 0
-    assert all(len(line.entries) <= 2 * kept_accesses.FEW for line in found.lines.values())
+    assert all(len(line.entries) <= 2 * walk.FEW for line in found.lines.values())
 
 
 def test_too_many_irregular_places_are_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Box, Elements, MemoryAccess
-from nbparallel.distributed.races.recording.access_recorder import AccessRecorder
-from nbparallel.distributed.races.recording.doors import doors
-from nbparallel.distributed.races.recording.traced_array import TracedArray, plain, recording, trace
-from nbparallel.distributed.races.recording.user_lines import UserLines, label_function
+from nbparallel.distributed.races.access_recorder import AccessRecorder, UserLines, label_function
+from nbparallel.distributed.races.doors import doors
+from nbparallel.distributed.races.traced_array import TracedArray, plain, recording, trace
 
 byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
 

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.recording import doors
-from nbparallel.distributed.races.recording.numpy_calls import array_methods, numpy_functions
-from nbparallel.distributed.races.recording.numpy_calls.function_effects import EFFECTS
-from nbparallel.distributed.races.recording.traced_array import TracedArray, trace
+from nbparallel.distributed.races import array_methods, doors, numpy_functions
+from nbparallel.distributed.races.numpy_functions import EFFECTS
+from nbparallel.distributed.races.traced_array import TracedArray, trace
 from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, touched_by
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed.races.access_log import READ, WRITE, Box, Elements
-from nbparallel.distributed.races.recording.access_recorder import MANY
-from nbparallel.distributed.races.recording.traced_array import trace
+from nbparallel.distributed.races.access_recorder import MANY
+from nbparallel.distributed.races.traced_array import trace
 from tests.distributed.races.recording.recorded_memory import OFFSET, Memory, touched_by
 
 PADDED = np.dtype({"names": ["a", "b"], "formats": ["i4", "f8"], "offsets": [4, 16], "itemsize": 32})

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.recording.doors import CONVERTING, COPIES, EXPOSING, TENSORS
-from nbparallel.distributed.races.recording.traced_array import TracedArray, recorder, trace
+from nbparallel.distributed.races.doors import CONVERTING, COPIES, EXPOSING, TENSORS
+from nbparallel.distributed.races.traced_array import TracedArray, recorder, trace
 from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, Memory, touched_by
 
 ALL = READ | WRITE | POSSIBLE
@@ -47,7 +47,7 @@ def test_everything_is_put_back(error: type[BaseException] | None) -> None:
 def test_a_failure_while_they_are_opened_puts_back_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first are closed again if the last cannot be opened."""
     before = _state()
-    monkeypatch.setattr("nbparallel.distributed.races.recording.doors.register_numba", lambda: 1 / 0)
+    monkeypatch.setattr("nbparallel.distributed.races.doors.register_numba", lambda: 1 / 0)
     names: dict[str, Any] = {"make": np.asarray}
     with pytest.raises(ZeroDivisionError), Memory(np.zeros(4)).checked(names):
         pass

@@ -7,8 +7,7 @@ import inspect
 import pytest
 
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
-from nbparallel.distributed.races.recording.checked_operations import COMPOSED, MESSAGES
-from nbparallel.distributed.races.recording.operation_effects import COLLECTIVES, UNORDERED
+from nbparallel.distributed.races.operations import COLLECTIVES, COMPOSED, MESSAGES, UNORDERED
 
 BARRIERS = {"barrier", "monitored_barrier"}
 """Order all, and touch nothing: what holds for those that no table names."""

@@ -12,13 +12,16 @@ import numpy as np
 
 from nbparallel import sharing
 from nbparallel.distributed.races.access_log import AccessLog, ArrayName
-from nbparallel.distributed.races.recording.access_recorder import LIMIT_NBYTES, AccessRecorder
-from nbparallel.distributed.races.recording.checked_operations import CheckedOperations
-from nbparallel.distributed.races.recording.doors import doors
-from nbparallel.distributed.races.recording.operation_order import OperationOrder
-from nbparallel.distributed.races.recording.seen_code import SEEN_NAMES, SeenCode
-from nbparallel.distributed.races.recording.traced_array import TracedArray, plain, recording, trace
-from nbparallel.distributed.races.recording.user_lines import UserLines, label_function
+from nbparallel.distributed.races.access_recorder import (
+    LIMIT_NBYTES,
+    AccessRecorder,
+    UserLines,
+    label_function,
+)
+from nbparallel.distributed.races.doors import doors
+from nbparallel.distributed.races.operations import CheckedOperations, OperationOrder
+from nbparallel.distributed.races.seen_code import SEEN_NAMES, SeenCode
+from nbparallel.distributed.races.traced_array import TracedArray, plain, recording, trace
 from nbparallel.distributed.runtime.observers import ObservedCell
 from nbparallel.sharing.memory.array_layout import extent
 from nbparallel.sharing.tensors import as_array, is_tensor

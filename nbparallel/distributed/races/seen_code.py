@@ -25,14 +25,14 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.races.access_log import WRITE
-from nbparallel.distributed.races.recording.doors import open_library_doors
-from nbparallel.distributed.races.recording.numpy_calls.array_methods import expose
-from nbparallel.distributed.races.recording.numpy_calls.numpy_functions import (
+from nbparallel.distributed.races.array_methods import expose
+from nbparallel.distributed.races.doors import open_library_doors
+from nbparallel.distributed.races.numpy_functions import (
     call_recorded,
     plain_arguments,
     traced_in,
 )
-from nbparallel.distributed.races.recording.traced_array import TracedArray, read, seen, touch
+from nbparallel.distributed.races.traced_array import TracedArray, read, seen, touch
 
 ARRAY_METHODS: dict[str, tuple[str, ...]] = {
     "choose": ("a", "choices", "out"), "compress": ("a", "condition", "axis", "out"),

@@ -18,16 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.races.recording.access_recorder import AccessRecorder
-from nbparallel.distributed.races.recording.numpy_calls import ufunc_calls  # noqa: F401  completes the class
-from nbparallel.distributed.races.recording.numpy_calls.array_methods import expose
-from nbparallel.distributed.races.recording.numpy_calls.numpy_functions import (
+from nbparallel.distributed.races.access_recorder import AccessRecorder
+from nbparallel.distributed.races.array_methods import expose
+from nbparallel.distributed.races.numpy_functions import (
     arrays_of,
     plain_arguments,
     retraced,
     traced_in,
 )
-from nbparallel.distributed.races.recording.traced_array import TracedArray, plain, read, trace
+from nbparallel.distributed.races.traced_array import TracedArray, plain, read, trace
 
 CONVERTING = (
     "array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "asarray_chkfinite", "require",

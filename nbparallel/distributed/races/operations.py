@@ -13,22 +13,288 @@ n-th message of a tag from one rank to another.  Messages carry nothing more tha
 
 from __future__ import annotations
 
+import enum
 import inspect
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from nbparallel.distributed.arguments import MISSING
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group
-from nbparallel.distributed.races.access_log import Key
-from nbparallel.distributed.races.recording.argument_arrays import PlainArguments, arrays_in, trace_views
-from nbparallel.distributed.races.recording.operation_effects import COLLECTIVES, UNORDERED, Effect, Order
-from nbparallel.distributed.races.recording.operation_order import OperationOrder, OrderedLocks
+from nbparallel.distributed.races.access_log import (
+    READ,
+    WRITE,
+    Acquire,
+    BroadcastArray,
+    Key,
+    MemoryAccess,
+    Publish,
+)
+from nbparallel.distributed.races.traced_array import TracedArray, plain, trace
 from nbparallel.distributed.runtime.observers import Call
+from nbparallel.distributed.slots.lock_table import LockTable
 from nbparallel.distributed.work import Work
+
+
+class Order(enum.Enum):
+    """Which ranks' past a collective puts before which ranks' future."""
+
+    ALL = enum.auto()
+    """All before, all after."""
+    FROM_ROOT = enum.auto()
+    """The root's before the others'."""
+    TO_ROOT = enum.auto()
+    """The others' before the root's."""
+    PREFIX = enum.auto()
+    """Each rank's before those of higher rank."""
+
+
+class Effect(NamedTuple):
+    """What a collective does.
+
+    Attributes
+    ----------
+    reads, fills : tuple of str
+        Parameters; nested lists, tuples and dicts count with all arrays in them.
+    output_first : bool
+        With both, the first of `reads` is filled from the second; alone, it is read.
+    """
+
+    order: Order
+    reads: tuple[str, ...] = ()
+    fills: tuple[str, ...] = ()
+    output_first: bool = False
+
+
+_ALL, _FROM, _TO = Order.ALL, Order.FROM_ROOT, Order.TO_ROOT
+COLLECTIVES: dict[str, Effect] = {
+    "all_reduce": Effect(_ALL, ("tensor",), ("tensor",)),
+    "all_reduce_coalesced": Effect(_ALL, ("tensors",), ("tensors",)),
+    "reduce": Effect(_TO, ("tensor",), ("tensor",)),
+    "reduce_scatter": Effect(_ALL, ("tensor", "input_list"), ("output",), output_first=True),
+    "reduce_scatter_tensor": Effect(_ALL, ("input",), ("output",)),
+    "reduce_scatter_single": Effect(_ALL, ("input",), ("output",)),
+    "scan": Effect(Order.PREFIX, ("tensor",), ("tensor",)),
+    "exscan": Effect(Order.PREFIX, ("tensor",), ("tensor",)),
+    "maxloc": Effect(_ALL, ("tensor", "location")),
+    "minloc": Effect(_ALL, ("tensor", "location")),
+    "broadcast": Effect(_FROM, ("tensor",), ("tensor",)),
+    "scatter": Effect(_FROM, ("tensor", "scatter_list"), output_first=True),
+    "gather": Effect(_TO, ("tensor",), ("gather_list",)),
+    "all_gather": Effect(_ALL, ("tensor_list", "tensor"), output_first=True),
+    "all_gather_coalesced": Effect(_ALL, ("input_tensor_list",), ("output_tensor_lists",)),
+    "all_gather_into_tensor": Effect(_ALL, ("input_tensor",), ("output_tensor",)),
+    "all_gather_single": Effect(_ALL, ("input_tensor",), ("output_tensor",)),
+    "all_to_all": Effect(_ALL, ("output_tensor_list", "input_tensor_list"), output_first=True),
+    "all_to_all_single": Effect(_ALL, ("input",), ("output",)),
+    "all_gather_object": Effect(_ALL, ("obj",)),
+    "gather_object": Effect(_TO, ("obj",)),
+    "broadcast_object_list": Effect(_FROM, ("object_list",)),
+    "scatter_object_list": Effect(_FROM, ("scatter_object_input_list",)),
+    "average_gradients": Effect(_ALL, ("arrays",), ("arrays",)),
+    "assert_same": Effect(_ALL, ("x",)),
+}
+"""Collectives by the names of the communicator's methods; any other orders all, and touches no array."""
+
+UNORDERED = (
+    "batches", "get_backend", "get_global_rank", "get_group_rank", "get_process_group_ranks", "get_rank",
+    "get_world_size", "grid", "host_group", "local_slice", "lock", "new_group", "new_subgroups",
+    "new_subgroups_by_enumeration", "shard", "split", "strict_sync",
+)  # fmt: skip
+"""Those that order nothing, and read no array, or one of which they return a view."""
+
+
+_CONTAINERS = (list, tuple, dict)
+MAX_DEPTH = 8
+"""Containers in containers; deeper ones, and those that hold themselves, are pickled as they are."""
+
+
+def arrays_in(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield all arrays in nested lists, tuples and dicts."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif type(value) in _CONTAINERS and depth < MAX_DEPTH:
+        for part in value.values() if type(value) is dict else value:
+            yield from arrays_in(part, depth + 1)
+
+
+class PlainArguments:
+    """Turns traced arrays in arguments into plain ones, and results into what the caller passed.
+
+    A container is replaced only if a traced array is in it: an operation may put values into others.
+    """
+
+    def __init__(self) -> None:
+        self._originals: dict[int, tuple[Any, Any]] = {}
+        """By the identity of what stands for it, which is kept, so that no other object gets its number."""
+
+    def plain(self, value: Any, depth: int = 0) -> Any:
+        """Return a value with plain arrays."""
+        kind = type(value)
+        if kind is TracedArray:
+            return self._replace(value, plain(value))
+        if kind not in _CONTAINERS or depth > MAX_DEPTH:
+            return value
+        parts = list(value.values() if kind is dict else value)
+        found = [self.plain(part, depth + 1) for part in parts]
+        if all(one is other for one, other in zip(parts, found, strict=True)):
+            return value
+        return self._replace(value, dict(zip(value, found, strict=True)) if kind is dict else kind(found))
+
+    def _replace(self, original: Any, replacement: Any) -> Any:
+        self._originals[id(replacement)] = replacement, original
+        return replacement
+
+    def original(self, value: Any, depth: int = 0) -> Any:
+        """Return what the caller passed, if an operation returns it; in lists and tuples too."""
+        known = self._originals.get(id(value))
+        if known is not None:
+            return known[1]
+        if type(value) in (list, tuple) and depth < MAX_DEPTH:
+            found = [self.original(part, depth + 1) for part in value]
+            if any(one is not other for one, other in zip(value, found, strict=True)):
+                return type(value)(found)
+        return value
+
+
+def trace_views(value: Any, depth: int = 0) -> Any:
+    """Return a result in which views of other ranks' arrays, which are read-only, are traced."""
+    if type(value) is np.ndarray:
+        return value if value.flags.writeable else trace(value)
+    if type(value) in (list, tuple) and depth < MAX_DEPTH:
+        found = [trace_views(part, depth + 1) for part in value]
+        if any(one is not other for one, other in zip(value, found, strict=True)):
+            return type(value)(found)
+    return value
+
+
+Event = Publish | Acquire
+
+
+class AccessObserver(Protocol):
+    """What the recorder of accesses offers to operations."""
+
+    def read(self, array: Any) -> None:
+        """Record that all elements are read."""
+
+    def write(self, array: Any) -> None:
+        """Record that all elements are written."""
+
+    def next_interval(self) -> None:
+        """Have what follows belong to the next interval of this rank."""
+
+    def access_to(self, array: Any, kind: int) -> MemoryAccess | None:
+        """Return an access to all elements, which is not recorded; None: the memory is private."""
+
+
+class OperationOrder:
+    """The events of one rank in a checked cell, and the arrays that operations under way fill.
+
+    Attributes
+    ----------
+    events : list of Publish and Acquire
+        In program order; each ends an interval.
+    broadcasts : list of BroadcastArray
+        Arrays in shared memory that were passed to one.
+    interval_ended : callable
+        Called at the end of each interval.
+    """
+
+    def __init__(self, recorder: AccessObserver) -> None:
+        self.recorder = recorder
+        self.events: list[Event] = []
+        self.broadcasts: list[BroadcastArray] = []
+        self.interval_ended: Callable[[], None] = _nothing
+        self._pending: list[list[Any]] = []
+
+    def publish(self, key: Key) -> None:
+        """End an interval: those that acquire the key come after it."""
+        self._add(Publish(key))
+
+    def acquire(self, keys: Iterable[Key]) -> None:
+        """End an interval: what follows is after all that was published under the keys."""
+        self._add(Acquire(tuple(keys)))
+
+    def _add(self, event: Event) -> None:
+        self._touch()
+        self.events.append(event)
+        self.recorder.next_interval()
+        self.interval_ended()
+        self._touch()
+
+    def _touch(self) -> None:
+        """Record what operations under way fill: they may, in each interval until they were waited for."""
+        for arrays in self._pending:
+            for array in arrays:
+                self.recorder.write(array)
+
+    def broadcast(self, key: Key, array: Any, *, is_root: bool) -> None:
+        """Record an array that is passed to a broadcast; the kernel knows whether it is the root's."""
+        access = self.recorder.access_to(array, READ if is_root else WRITE)
+        if access is not None:
+            self.broadcasts.append(BroadcastArray(key, is_root, access))
+
+    def begin_filling(self, arrays: list[Any]) -> Callable[[], None]:
+        """Record writes of arrays from now on, until the function that is returned is called."""
+        self._pending.append(arrays)
+
+        def end() -> None:
+            self._touch()
+            self._pending[:] = [other for other in self._pending if other is not arrays]
+
+        return end
+
+
+class OrderedLocks:
+    """A rank's locks for the time of a checked cell: a release comes before the next acquisition.
+
+    Whose turn came after whose the kernel finds by the times of the acquisitions, which are of one clock for
+    all ranks: between two of them lies a release, so that they cannot be out of order.
+    """
+
+    def __init__(self, table: LockTable, order: OperationOrder, rank: int) -> None:
+        self._table, self._order, self._rank = table, order, rank
+        self._turns: Counter[str] = Counter()
+        self._held: dict[str, int] = {}
+        """Name -> the token of the call that took it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def acquire(self, name: str, deadline_ns: int | None, token: int) -> Any:
+        """As `LockTable.acquire`."""
+        abandoned = self._table.acquire(name, deadline_ns, token)
+        self._turns[name] += 1
+        turn = ("lock", name, self._rank, self._turns[name])
+        self._order.acquire([("turn", *turn, time.monotonic_ns())])
+        self._held[name] = token
+        return abandoned
+
+    def release(self, name: str) -> None:
+        """As `LockTable.release`."""
+        self._publish(name)
+        self._table.release(name)
+
+    def withdraw(self, token: int) -> None:
+        """As `LockTable.withdraw`: a release, of what that call has taken."""
+        for name in [name for name, held in self._held.items() if held == token]:
+            self._publish(name)
+        self._table.withdraw(token)
+
+    def _publish(self, name: str) -> None:
+        if self._held.pop(name, None) is not None:
+            self._order.publish(("lock", name, self._rank, self._turns[name]))
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
 
 Options = dict[str, Any]
 """A call's arguments by name."""

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.distributed.races import traced_array
 from nbparallel.distributed.races.access_log import READ, WRITE
-from nbparallel.distributed.races.recording import traced_array
-from nbparallel.distributed.races.recording.numpy_calls.numpy_functions import call_recorded
-from nbparallel.distributed.races.recording.numpy_calls.printed_parts import read_printed
-from nbparallel.distributed.races.recording.numpy_calls.traced_flat import TracedFlat
-from nbparallel.distributed.races.recording.traced_array import (
+from nbparallel.distributed.races.numpy_functions import call_recorded
+from nbparallel.distributed.races.traced_array import (
     TracedArray,
+    TracedFlat,
     plain,
     read,
+    read_printed,
     seen,
     touch,
     trace,

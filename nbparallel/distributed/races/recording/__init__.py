@@ -1,1 +1,0 @@
-"""The rank's side: accesses to shared arrays, and the events that order them."""

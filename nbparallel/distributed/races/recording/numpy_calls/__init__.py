@@ -1,1 +1,0 @@
-"""What numpy does with traced arrays that it is passed: ufuncs, functions, methods."""

@@ -1,0 +1,560 @@
+"""Walk through the accesses of all ranks, and find those that nothing orders.
+
+Of each line of a rank, the last access to each place is enough: if an earlier one is in no order with what
+another rank does now, then so is the last one.  What comes before all that other ranks still do is forgotten.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.distributed.races.access_log import (
+    POSSIBLE,
+    WRITE,
+    AccessLog,
+    Acquire,
+    ArrayName,
+    Box,
+    BroadcastArray,
+    Elements,
+    Key,
+    MemoryAccess,
+    Publish,
+    Site,
+)
+from nbparallel.distributed.races.byte_sets import ByteSet, Overlap, find_overlap
+
+
+@dataclass(slots=True)
+class RankLog:
+    """All that one rank has recorded in a cell."""
+
+    rank: int
+    events: list[Publish | Acquire] = field(default_factory=list)
+    accesses: list[MemoryAccess] = field(default_factory=list)
+    """In the order of their intervals; a site is the number that `JoinedLogs` gives it."""
+    names: dict[ArrayName, None] = field(default_factory=dict)
+    count: int = 0
+    broadcasts: list[BroadcastArray] = field(default_factory=list)
+
+
+class JoinedLogs:
+    """Logs of a cell.
+
+    Attributes
+    ----------
+    ranks : list of RankLog
+        Ascending.
+    sites : list of Site
+        Of all ranks, each once.
+    contended : set of int
+        Segments that several ranks have touched, one of which has written: elsewhere there is no race.
+    """
+
+    def __init__(self, logs: Iterable[AccessLog]) -> None:
+        self.sites: list[Site] = []
+        self._numbers: dict[Site, int] = {}
+        found: dict[int, RankLog] = {}
+        for log in sorted(logs, key=lambda log: (log.rank, log.first_event)):
+            self._add(found.setdefault(log.rank, RankLog(log.rank)), log)
+        self.ranks = list(found.values())
+        self._fill_broadcasts()
+        self.contended = self._contended()
+
+    def _add(self, joined: RankLog, log: AccessLog) -> None:
+        joined.events += log.events
+        joined.names.update(dict.fromkeys(log.names))
+        joined.count += log.count
+        sites = [self._number(site) for site in log.sites]
+        if sites == list(range(len(sites))):  # as on most ranks: they run the same lines
+            joined.accesses += log.accesses
+        else:
+            joined.accesses += [access._replace(site=sites[access.site]) for access in log.accesses]
+        joined.broadcasts += [
+            one._replace(access=one.access._replace(site=sites[one.access.site])) for one in log.broadcasts
+        ]
+
+    def _fill_broadcasts(self) -> None:
+        """Add the writes of broadcasts into memory that is not the root's own."""
+        roots = {
+            one.key: (one.access.segment, one.access.region)
+            for rank in self.ranks
+            for one in rank.broadcasts
+            if one.is_root
+        }
+        for rank in self.ranks:
+            filled = [
+                one.access
+                for one in rank.broadcasts
+                if not one.is_root and roots.get(one.key) != (one.access.segment, one.access.region)
+            ]
+            if filled:
+                rank.accesses = sorted([*rank.accesses, *filled], key=attrgetter("interval"))
+
+    def _number(self, site: Site) -> int:
+        number = self._numbers.setdefault(site, len(self.sites))
+        if number == len(self.sites):
+            self.sites.append(site)
+        return number
+
+    def _contended(self) -> set[int]:
+        written: set[int] = set()
+        ranks_of: dict[int, set[int]] = {}
+        for log in self.ranks:
+            touched = {(access.segment, access.kind & WRITE) for access in log.accesses}
+            for segment, writes in touched:
+                ranks_of.setdefault(segment, set()).add(log.rank)
+                if writes:
+                    written.add(segment)
+        return {segment for segment in written if len(ranks_of[segment]) > 1}
+
+
+Events = Sequence[Publish | Acquire]
+"""Of one rank, in program order."""
+
+
+class VectorClocks:
+    """Passes through the events of all ranks, each after what it depends on.
+
+    Parameters
+    ----------
+    events : sequence of Events
+        Of each rank; below, a rank is its place in this sequence.
+
+    Attributes
+    ----------
+    clocks : list of lists of int
+        Of each rank, in the interval that `intervals` has yielded last for it.
+    """
+
+    def __init__(self, events: Sequence[Events]) -> None:
+        self.clocks = [[0] * len(events) for _ in events]
+        self._events = events
+        self._position = [0] * len(events)
+        self._nothing = (0,) * len(events)
+        self._published: dict[Key, tuple[int, ...]] = {}
+        self._joined: dict[tuple[Key, ...], tuple[int, ...]] = {}
+        self._expected = _published_keys(events)
+        self._before_turn = _previous_releases(events, self._expected)
+        self._waiting: defaultdict[Key, list[int]] = defaultdict(list)
+        self._ready: list[int] = []
+
+    def intervals(self) -> Iterator[tuple[int, int]]:
+        """Yield all intervals, each after those that come before it: the rank, and the interval's number."""
+        position = self._position
+        for rank in range(len(self._events)):
+            yield rank, 0
+        self._ready = list(range(len(self._events)))[::-1]
+        while self._ready or self._release_one():
+            rank = self._ready.pop()
+            events = self._events[rank]
+            while position[rank] < len(events) and self._apply(rank, events[position[rank]]):
+                position[rank] += 1
+                yield rank, position[rank]
+
+    def _apply(self, rank: int, event: Publish | Acquire) -> bool:
+        """Apply an event; return False if it must wait for another rank, which then makes this one ready."""
+        if isinstance(event, Publish):
+            snapshot = self.clocks[rank].copy()
+            snapshot[rank] = self._position[rank] + 1
+            earlier = self._published.get(event.key)
+            if earlier is not None:
+                snapshot = list(map(max, snapshot, earlier))
+            self._published[event.key] = tuple(snapshot)
+            self._ready += self._waiting.pop(event.key, ())
+            return True
+        joined = self._joined.get(event.keys)
+        if joined is None:
+            for key in event.keys:
+                key = self._before_turn.get(key, key)
+                if key in self._expected and key not in self._published:
+                    self._waiting[key].append(rank)
+                    return False
+            joined = self._join(event.keys)
+        self.clocks[rank][:] = map(max, self.clocks[rank], joined)
+        return True
+
+    def _join(self, keys: tuple[Key, ...]) -> tuple[int, ...]:
+        """Return what is before a rank that acquires keys, all of which are published or never will be."""
+        before = self._before_turn
+        found = [self._published.get(before.get(key, key), self._nothing) for key in keys]
+        joined = tuple(map(max, self._nothing, *found))
+        if len(keys) > 1:  # a collective: its members acquire the same keys
+            self._joined[keys] = joined
+        return joined
+
+    def _release_one(self) -> bool:
+        """Pass one event that waits for itself: logs that contradict each other must not end the search."""
+        for rank, events in enumerate(self._events):
+            event = events[self._position[rank]] if self._position[rank] < len(events) else None
+            if isinstance(event, Acquire):
+                for waiting in self._waiting.values():
+                    waiting[:] = [other for other in waiting if other != rank]
+                self._expected -= {self._before_turn.get(key, key) for key in event.keys}
+                self._ready.append(rank)
+                return True
+        return False
+
+
+def _published_keys(events: Sequence[Events]) -> set[Key]:
+    return {event.key for own in events for event in own if isinstance(event, Publish)}
+
+
+def _previous_releases(events: Sequence[Events], published: set[Key]) -> Mapping[Key, Key]:
+    """Return for each turn of a lock the release that it comes after.
+
+    A turn's key is ``("turn", "lock", name, rank, number, time in ns)``, that of its release ``("lock", name,
+    rank, number)``.  A turn without a release, of a rank that died, is passed over: what came before it comes
+    before the next one, too.  Number 0 releases what an earlier cell has acquired.
+    """
+    turns: defaultdict[Key, list[tuple[int, Key, Key]]] = defaultdict(list)
+    for own in events:
+        for event in own:
+            if isinstance(event, Acquire):
+                for key in event.keys:
+                    if key[:1] == ("turn",):
+                        turns[key[1:3]].append((key[5], key, key[1:5]))
+    earlier = {key[:2]: key for key in published if key[:1] == ("lock",) and key[3] == 0} if turns else {}
+    before: dict[Key, Key] = {}
+    for lock, found in turns.items():
+        found.sort(key=lambda turn: turn[0])
+        previous = earlier.get(lock)
+        for _, key, release in found:
+            if previous is not None:
+                before[key] = previous
+            if release in published:
+                previous = release
+    return before
+
+
+FEW = 64
+"""Accesses of one line that are looked through one by one; more, with numpy."""
+
+
+class KeptAccess:
+    """The last access of a line to a place.
+
+    Attributes
+    ----------
+    bytes : ByteSet
+        The place.
+    interval : int
+        When it was.
+    stored : bytes or None
+        What was written to each element, if it was one value.
+    differed : int
+        The last interval in which something else was written there; -1: none.
+    """
+
+    __slots__ = ("bytes", "differed", "interval", "slot", "start", "stop", "stored")
+
+    def __init__(self, touched: ByteSet) -> None:
+        self.bytes = touched
+        self.start, self.stop = touched.start, touched.stop
+        self.interval = self.slot = self.differed = -1
+        self.stored: bytes | None = None
+
+
+class LineAccesses:
+    """What one line of one rank did in one way in a segment: the last access to each place.
+
+    Parameters
+    ----------
+    rank, site, kind : int
+        Which rank, which line, and how.
+    needed_from : callable
+        Returns the first interval of the rank that is not yet before everything that other ranks still do.
+
+    Attributes
+    ----------
+    newest : int
+        Interval of the last access of all.
+    opponents : list of LineAccesses
+        Of other ranks in the same segment, if this one or the other writes.
+    """
+
+    __slots__ = (
+        "_intervals", "_limit", "_needed_from", "_numbers", "entries", "kind", "newest", "number",
+        "opponents", "places", "possible", "rank", "site", "writes",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, rank: int, site: int, kind: int, needed_from: Callable[[int], int]
+    ) -> None:
+        self.number, self.rank, self.site, self.kind = number, rank, site, kind
+        self.writes, self.possible = bool(kind & WRITE), bool(kind & POSSIBLE)
+        self.newest = -1
+        self.opponents: list[LineAccesses] = []
+        self.places: dict[object, KeptAccess] = {}
+        self.entries: list[KeptAccess] = []
+        self._needed_from, self._limit = needed_from, FEW
+        self._clear_numbers()
+
+    def _clear_numbers(self) -> None:
+        self._intervals = array("q")
+        self._numbers = tuple(array("q") for _ in range(4))
+
+    def keep(self, key: object, access: KeptAccess, interval: int, stored: bytes | None) -> None:
+        """Keep an access as the last one to its place."""
+        if access.slot < 0:
+            if len(self.entries) >= self._limit:
+                self._forget()
+            self.places[key] = access
+            self._append(access)
+        elif stored != access.stored:
+            access.differed = access.interval
+        access.interval = self.newest = interval
+        access.stored = stored
+        self._intervals[access.slot] = interval
+
+    def _append(self, access: KeptAccess) -> None:
+        access.slot = len(self.entries)
+        self.entries.append(access)
+        self._intervals.append(access.interval)
+        touched = access.bytes
+        row = touched.start, touched.stop, touched.period, touched.run
+        for column, value in zip(self._numbers, row, strict=True):
+            column.append(value)
+
+    def _forget(self) -> None:
+        """Forget the accesses that come before all that other ranks still do."""
+        needed = self._needed_from(self.rank)
+        entries, self.entries = self.entries, []
+        self.places = {key: access for key, access in self.places.items() if access.interval >= needed}
+        self._clear_numbers()
+        for access in entries:
+            if access.interval >= needed:
+                self._append(access)
+        self._limit = max(FEW, 2 * len(self.entries))
+
+    def near(self, touched: ByteSet, known: int) -> Iterator[KeptAccess]:
+        """Yield accesses since an interval that may have bytes in common with others."""
+        start, stop = touched.start, touched.stop
+        if len(self.entries) > FEW:
+            for slot in self._near_slots(touched, known):
+                yield self.entries[slot]
+            return
+        for access in self.entries:
+            if access.start < stop and access.stop > start and access.interval >= known:
+                yield access
+
+    def _near_slots(self, touched: ByteSet, known: int) -> list[int]:
+        starts, stops, periods, runs = map(_as_array, self._numbers)
+        mask = (starts < touched.stop) & (stops > touched.start) & (_as_array(self._intervals) >= known)
+        slots = np.flatnonzero(mask)
+        if touched.period and slots.size > 1:  # many columns of one array lie side by side, like the rows do
+            apart = (touched.start - starts[slots]) % touched.period
+            gap = (apart >= runs[slots]) & (touched.period - apart >= touched.run)
+            slots = slots[~(gap & (periods[slots] == touched.period))]
+        return slots.tolist()
+
+
+def _as_array(numbers: array[int]) -> npt.NDArray[np.int64]:
+    return np.frombuffer(numbers, np.int64)
+
+
+MOST_MEETINGS = 16
+"""Meetings that are kept of two lines of two ranks."""
+MOST_WORK = 300_000
+"""Tests of two boxes, of about 5 µs, after which no more are made: seconds."""
+ELEMENTS_PER_TEST = 200
+"""Elements that are compared in the time of such a test."""
+MOST_CONFLICTS = 3_000
+"""Conflicts after which the walk ends: a second.  A report shows five races."""
+MOST_PAIRS = 2_000_000
+"""Accesses beside a line of another rank after which it ends, of about 10 µs: a cell has a thousand lines."""
+MOST_REMEMBERED = 50_000
+"""Results of tests that are kept for the next time."""
+
+
+class Meeting(NamedTuple):
+    """Two accesses that touch the same bytes, and nothing orders them."""
+
+    first: ByteSet
+    second: ByteSet
+    overlap: Overlap
+
+
+_UNKNOWN = Overlap(0, 0)
+"""Stands for a test that was not made yet."""
+PartOf = Callable[[int, int], int]
+"""Of a segment and a byte, the number of the named memory."""
+
+
+@dataclass(slots=True)
+class Conflict:
+    """What a line of one rank and a line of another have done without an order."""
+
+    first: LineAccesses
+    second: LineAccesses
+    segment: int
+    certain: bool = False
+    """At least once both accesses and what they have in common are known exactly."""
+    harmless: bool = True
+    """Each time both have stored the same value."""
+    meetings: dict[tuple[int, int], Meeting] = field(default_factory=dict)
+    """Some of them, by the identities of their places."""
+    is_full: bool = False
+    """More meetings would say nothing new."""
+
+
+class Walk:
+    """Compares each access with the last ones of other ranks.
+
+    Parameters
+    ----------
+    logs : sequence of RankLog
+        Of all ranks.
+    contended : set of int
+        Segments in which there can be a race.
+    part_of : callable
+        Returns the number of the named memory in which a byte of a segment lies.
+
+    Attributes
+    ----------
+    conflicts : dict
+        Those found.
+    incomplete : set of int
+        Segments in which not all pairs of places were compared, because there were too many.
+    is_cut_short : bool
+        Not all accesses were visited, because there were too many conflicts or pairs of lines.
+    """
+
+    def __init__(self, logs: Sequence[RankLog], contended: set[int], part_of: PartOf) -> None:
+        self.conflicts: dict[tuple[int, int, int], Conflict] = {}
+        self.incomplete: set[int] = set()
+        self._logs, self._contended, self._part_of = logs, contended, part_of
+        self._vectors = VectorClocks([log.events for log in logs])
+        self._next = [0] * len(logs)
+        self.lines: dict[tuple[int, int, int, int], LineAccesses] = {}
+        self._lines_of: defaultdict[int, list[LineAccesses]] = defaultdict(list)
+        self._byte_sets: dict[Box | Elements, ByteSet] = {}
+        self._overlaps: dict[tuple[int, int], Overlap | None] = {}
+        self._work = self._pairs = 0
+        self.is_cut_short = False
+
+    def run(self) -> None:
+        """Visit all accesses."""
+        following = self._next
+        for rank, interval in self._vectors.intervals():
+            accesses, place = self._logs[rank].accesses, following[rank]
+            while place < len(accesses) and accesses[place].interval <= interval:
+                if len(self.conflicts) > MOST_CONFLICTS or self._pairs > MOST_PAIRS:
+                    self.is_cut_short = True
+                    return
+                access = accesses[place]
+                if access.segment in self._contended:
+                    self._visit(rank, access)
+                place += 1
+            following[rank] = place
+
+    def _visit(self, rank: int, access: MemoryAccess) -> None:
+        interval, segment, site, kind, region, stored = access
+        line = self.lines.get((rank, segment, site, kind))
+        if line is None:
+            line = self._add_line(rank, segment, site, kind)
+        mine = line.places.get(region)
+        if mine is None:
+            touched = self._byte_sets.get(region)
+            if touched is None:
+                touched = self._byte_sets[region] = ByteSet(region)
+            mine = KeptAccess(touched)
+        clock = self._vectors.clocks[rank]
+        for other in line.opponents:
+            if other.newest >= clock[other.rank]:
+                self._meet(segment, line, mine.bytes, stored, other, clock[other.rank])
+        line.keep(region, mine, interval, stored)
+
+    def _add_line(self, rank: int, segment: int, site: int, kind: int) -> LineAccesses:
+        line = LineAccesses(len(self.lines), rank, site, kind, self._needed_from)
+        self.lines[rank, segment, site, kind] = line
+        for other in self._lines_of[segment]:
+            if other.rank != rank and (other.writes or line.writes):
+                line.opponents.append(other)
+                other.opponents.append(line)
+        self._lines_of[segment].append(line)
+        return line
+
+    def _needed_from(self, rank: int) -> int:
+        """Return the first interval of a rank that is not before everything that others still do."""
+        counts = [
+            self._vectors.clocks[other][rank]
+            for other, log in enumerate(self._logs)
+            if other != rank and self._next[other] < len(log.accesses)
+        ]
+        return min(counts, default=sys.maxsize)
+
+    def _meet(
+        self,
+        segment: int,
+        line: LineAccesses,
+        touched: ByteSet,
+        stored: bytes | None,
+        other: LineAccesses,
+        known: int,
+    ) -> None:
+        """Compare an access with what another rank's line has done since an interval."""
+        self._pairs += 1
+        first, second = (line, other) if line.number < other.number else (other, line)
+        key = first.number, second.number, self._part_of(segment, touched.start)
+        conflict = self.conflicts.get(key)
+        if conflict is not None and conflict.is_full:
+            return
+        for access in other.near(touched, known):
+            overlap = self._overlap(segment, access.bytes, touched)
+            if overlap is None:
+                continue
+            if conflict is None:
+                conflict = self.conflicts[key] = Conflict(first, second, segment)
+            conflict.certain |= overlap.certain and not (line.possible or other.possible)
+            conflict.harmless = conflict.harmless and _is_same(line, touched, stored, other, access, known)
+            places = (touched, access.bytes) if first is line else (access.bytes, touched)
+            if len(conflict.meetings) < MOST_MEETINGS:
+                conflict.meetings[id(places[0]), id(places[1])] = Meeting(*places, overlap)
+            elif not conflict.harmless and (conflict.certain or line.possible or other.possible):
+                conflict.is_full = True
+                return
+
+    def _overlap(self, segment: int, one: ByteSet, other: ByteSet) -> Overlap | None:
+        """Return what two places have in common; a result is remembered, since loops come back to them."""
+        if one.is_solid and other.is_solid:
+            return find_overlap(one, other)
+        key = (id(one), id(other)) if id(one) < id(other) else (id(other), id(one))
+        found = self._overlaps.get(key, _UNKNOWN)
+        if found is not _UNKNOWN:
+            return found
+        if self._work > MOST_WORK:
+            self.incomplete.add(segment)
+            return None
+        self._work += 1
+        if one.offsets is not None or other.offsets is not None:
+            self._work += (one.count + other.count) // ELEMENTS_PER_TEST
+        if len(self._overlaps) > MOST_REMEMBERED:
+            self._overlaps.clear()
+        overlap = self._overlaps[key] = find_overlap(one, other)
+        return overlap
+
+
+def _is_same(
+    line: LineAccesses,
+    touched: ByteSet,
+    stored: bytes | None,
+    other: LineAccesses,
+    access: KeptAccess,
+    known: int,
+) -> bool:
+    """Return whether two ranks store the same value on one line: the result is the same in any order."""
+    if not (line.site == other.site and line.kind == other.kind == WRITE):
+        return False
+    size = touched.region.itemsize
+    aligned = size == access.bytes.region.itemsize and (touched.start - access.start) % size == 0
+    return aligned and stored is not None and stored == access.stored and access.differed < known
