@@ -86,7 +86,7 @@ def seconds_of_accesses(n: int) -> dict[str, tuple[float, float]]:
     """Return seconds of each access to a plain array, and to a traced one."""
     x = np.zeros((300, 300))
     address, traced = x.ctypes.data, trace(x)
-    lines = UserLines(label_function(__file__, lambda name: ""))
+    lines = UserLines(label_function(__file__))
     recorder = AccessRecorder(lambda array: (1, array.ctypes.data - address), lines)
     found = {}
     for name, code in CODE.items():
@@ -101,7 +101,7 @@ def ratio_in_place(turns: int) -> float:
     """Return how much longer an in-place ufunc on a large array takes if it is traced: median of pairs."""
     x = np.zeros(LARGE)
     traced, address = trace(x), x.ctypes.data
-    lines = UserLines(label_function(__file__, lambda name: ""))
+    lines = UserLines(label_function(__file__))
     recorder = AccessRecorder(lambda array: (1, array.ctypes.data - address), lines)
     ratios = []
     with recording(recorder), doors(recorder):

@@ -83,15 +83,15 @@ class OperationTracer:
         self.state: GroupState | None = None
         """The group of the operation that runs, unless it takes a fast path (`OperationBase._run`)."""
         self._noted: deque[Noted] = deque(maxlen=KEPT)
-        self._calls: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
-        """What is traced, with what traces it, by name."""
+        self._calls: dict[str, Callable[..., Any]] = {}
+        """What traces operations, by name."""
         self._statements: deque[tuple[int, int]] = deque(maxlen=KEPT_STATEMENTS)
         self._traced_count = self._unseen = self._waits = self._short = 0
         self._counted_at = 0  # context.operations when `_unseen` was right
         self._removed = self._uncounted = False
         self._began_ns = self._ended_ns = self._moving_ns = self._wait_ns = 0
         self._inside, self._awaited = True, -1  # no cell runs
-        observers.add(self, operations)
+        observers.add(self, operations, inside=True)
 
     # -- cells -----------------------------------------------------------------------------------------
 
@@ -147,10 +147,10 @@ class OperationTracer:
 
     def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return an operation that is traced; made once, since the quickest ones come and go."""
-        known = self._calls.get(name)
-        if known is None or known[0] != call:
-            known = self._calls[name] = call, self._traced(name, call)
-        return known[1]
+        traced = self._calls.get(name)  # of the class's method: no observer is further inside
+        if traced is None:
+            traced = self._calls[name] = self._traced(name, call)
+        return traced
 
     def waited(self, wait: WaitRecord, peer: int) -> None:
         """Trace a wait in which this rank was about to sleep; `peer` has ended it, if it is not -1."""
@@ -170,7 +170,7 @@ class OperationTracer:
         self._short = max(self._short, short)
         if self._removed:
             self._removed = False
-            self._observers.add(self, QUICK)
+            self._observers.add(self, QUICK, inside=True)
 
     def _remove(self) -> None:
         self._removed = self._uncounted = True

@@ -33,7 +33,7 @@ class CellView:
         self.last: Any = None
 
     def wanted(self, options: argparse.Namespace) -> dict[str, Any]:
-        """Return what `Session.run` is to be told; empty if the flag was not given."""
+        """Return what `Session.run` is passed; empty if the flag was not given."""
         self.last = None
         value = getattr(options, self.option, None)
         return {self.option: value} if value else {}

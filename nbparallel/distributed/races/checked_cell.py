@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,6 @@ from nbparallel.distributed.races.seen_code import SEEN_NAMES, SeenCode
 from nbparallel.distributed.races.traced_array import TracedArray, plain, recording, trace
 from nbparallel.distributed.runtime.observers import ObservedCell
 from nbparallel.sharing.memory.array_layout import extent
-from nbparallel.sharing.tensors import as_array, is_tensor
-
-_MAKERS = ("zeros", "ones", "empty", "full", "share")
-"""Functions of the package whose arrays other ranks may get to see."""
 
 
 class CheckedCell:
@@ -43,8 +37,7 @@ class CheckedCell:
         self._store = sharing.current_store()
         self._lines = UserLines(label_function(cell.filename))
         self._recorder = AccessRecorder(self._locate, self._lines)
-        self._order = OperationOrder(self._recorder)
-        self._order.interval_ended = self.send_if_full
+        self._order = OperationOrder(self._recorder, self.send_if_full)
         self._operations = CheckedOperations(cell.communicator, self._order)
         self._send = cell.send
         self._originals: dict[int, tuple[Any, Any]] = {}
@@ -59,11 +52,9 @@ class CheckedCell:
         with ExitStack() as stack:
             stack.callback(self._restore_names)
             self._trace_names()
-            self._note_tensors()
             stack.enter_context(self._operations.observing())
             stack.enter_context(recording(self._recorder))
             stack.enter_context(doors(self._recorder, self._variables))
-            stack.enter_context(_traced_makers())
             yield
 
     def send_if_full(self) -> None:
@@ -108,21 +99,6 @@ class CheckedCell:
                 self._originals[id(found)] = found, value
             self._variables[name] = traced[id(value)]
             self._note_name(name, value)
-
-    def _note_tensors(self) -> None:
-        """Note names of tensors in shared memory: operations may be passed them."""
-        torch = sys.modules.get("torch")
-        for name, value in list(self._variables.items()) if torch is not None else ():
-            parts = {name: value} if is_tensor(value) else {}
-            if torch is not None and isinstance(value, torch.nn.Module):
-                parts = {f"{name}.{part}": tensor for part, tensor in value.named_parameters()}
-            for part, tensor in parts.items():
-                try:
-                    array = as_array(tensor)
-                except TypeError:  # it lies on another device, say
-                    continue
-                if array is not None and self._may_be_written(array):
-                    self._note_name(part, array)
 
     def _note_name(self, name: str, array: np.ndarray[Any, Any]) -> None:
         place = self._locate(array)
@@ -171,26 +147,3 @@ def checking(cell: ObservedCell) -> Iterator[CheckedCell]:
         for name in SEEN_NAMES:
             cell.variables.pop(name, None)
         code.restore_functions(cell.flags)
-
-
-@contextmanager
-def _traced_makers() -> Iterator[None]:
-    """Have the package's functions return traced arrays while the block runs."""
-
-    def traced(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def make(*args: Any, **options: Any) -> Any:
-            found = original(*args, **options)
-            return trace(found) if type(found) is np.ndarray else found
-
-        return make
-
-    package: Any = sys.modules["nbparallel"]  # to import it from below would be a circle
-    originals = {name: getattr(package, name) for name in _MAKERS}
-    try:
-        for name, original in originals.items():
-            setattr(package, name, traced(original))
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(package, name, original)

@@ -20,13 +20,16 @@ import numpy as np
 
 from nbparallel.distributed.races.access_recorder import AccessRecorder
 from nbparallel.distributed.races.array_methods import expose
-from nbparallel.distributed.races.numpy_functions import (
-    arrays_of,
-    plain_arguments,
-    retraced,
+from nbparallel.distributed.races.numpy_functions import retraced
+from nbparallel.distributed.races.traced_array import (
+    TracedArray,
+    arrays_in,
+    plain,
+    plain_value,
+    read,
+    trace,
     traced_in,
 )
-from nbparallel.distributed.races.traced_array import TracedArray, plain, read, trace
 
 CONVERTING = (
     "array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "asarray_chkfinite", "require",
@@ -40,6 +43,8 @@ TENSORS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 """Of torch: share the memory."""
 COPIES = ("tensor",)
 """Of torch: read all."""
+MAKERS = ("zeros", "ones", "empty", "full", "share")
+"""Of this package: other ranks may get to see what they return."""
 _MASKED = "numpy.ma"
 Namespace = MutableMapping[str, Any]
 _open: _Replacements | None = None
@@ -61,6 +66,8 @@ def doors(recorder: AccessRecorder, namespace: Namespace | None = None) -> Itera
         for name in EXPOSING:
             replaced.replace(np, name, lambda original: _exposing(original, f"np.{original.__name__}"))
         replaced.replace(np.lib.stride_tricks, "as_strided", _viewing)
+        for name in MAKERS:  # to import it from below would be a circle
+            replaced.replace(sys.modules["nbparallel"], name, _making)
         replaced.replace(np.vectorize, "__call__", _vectorized)
         replaced.replace(np.ndenumerate, "__init__", _enumerated)
         if not hasattr(np.ndarray, "__buffer__"):  # before 3.12; then it says so itself
@@ -160,12 +167,12 @@ def _converting(original: Callable[..., Any], recorder: AccessRecorder) -> Calla
         inputs = list(traced_in((args, options)))
         if not inputs:
             return original(*args, **options)
-        found = original(*plain_arguments(args), **plain_arguments(options))
+        found = original(*plain_value(args), **plain_value(options))
         caller = sys._getframe(1)
         # a function of C has no frame: then the frame is its caller's, which does not name this one
         own = original.__name__ in caller.f_code.co_names and not recorder.lines.called_from_library(2)
         for x in inputs:
-            shares = any(np.may_share_memory(result, x) for result in arrays_of(found))
+            shares = any(np.may_share_memory(result, x) for result in arrays_in(found))
             if shares and _is_masked_by_user(caller, recorder):
                 expose(x, _MASKED)
             elif not (own and shares):
@@ -193,7 +200,7 @@ def _exposing(original: Any, door: str) -> Any:
         )
         for x in traced_in((args, options)):
             expose(x, door, reads_only=reads_only)
-        return plain_arguments(args), plain_arguments(options)
+        return plain_value(args), plain_value(options)
 
     @wraps(original, updated=())
     def passed(*args: Any, **options: Any) -> Any:
@@ -227,9 +234,18 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     def passed(*args: Any, **options: Any) -> Any:
         for x in traced_in((args, options)):
             read(x)
-        return original(*plain_arguments(args), **plain_arguments(options))
+        return original(*plain_value(args), **plain_value(options))
 
     return passed
+
+
+def _making(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def make(*args: Any, **options: Any) -> Any:
+        found = original(*args, **options)
+        return trace(found) if type(found) is np.ndarray else found
+
+    return make
 
 
 def _viewing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -247,7 +263,7 @@ def _vectorized(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         for x in traced_in((args, options)):
             read(x)
-        return original(self, *plain_arguments(args), **plain_arguments(options))
+        return original(self, *plain_value(args), **plain_value(options))
 
     return call
 

@@ -8,27 +8,28 @@ passed, `out` is written, and the tables name those that read less, or write int
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.distributed.races.access_log import READ, WRITE
+from nbparallel.distributed.races.access_log import READ, WRITE, distinct
 from nbparallel.distributed.races.access_recorder import offsets_at
 from nbparallel.distributed.races.traced_array import (
     TracedArray,
-    TracedFields,
+    arrays_in,
     plain,
     plain_value,
     read,
     read_printed,
     recorder,
-    seen,
+    replaced,
     touch,
     touch_at,
     trace,
+    traced_in,
 )
 
 _SEVERAL = np.zeros(2)
@@ -161,61 +162,44 @@ def _positions(indices: Any, size: int, mode: str) -> Any:
     return np.clip(indices, 0, size - 1) if mode in ("clip", 1) else indices % size
 
 
-def _compress(given: Arguments, plain: Arguments) -> bool:
-    if not {"a", "condition"} <= plain.keys():
-        return False
-    read(given["condition"])
-    chosen = np.flatnonzero(np.asarray(plain["condition"]))
-    return _take({**given, "indices": chosen}, {**plain, "indices": chosen, "mode": "raise"})
+def _selecting(
+    function: Callable[..., Any], *parameters: str, ignored: tuple[str, ...] = ("out",)
+) -> Callable[[Arguments, Arguments], bool]:
+    """Return the effect of a function that selects elements of some parameters, and reads the others.
 
+    It selects numbers in their place: so numpy itself says which elements these are.
+    """
 
-def _choose(given: Arguments, plain: Arguments) -> bool:
-    read(given["a"])
-    if type(given["choices"]) not in (list, tuple):
-        read(given["choices"])
+    def effect(given: Arguments, plain: Arguments) -> bool:
+        for name, value in given.items():
+            if name not in parameters and name not in ignored:
+                read(value)
+        nothing = {
+            name: [0] * len(x) if _is_several(x := plain[name]) else 0 for name in parameters if name in plain
+        }
+        if len(nothing) < len(parameters) and "default" not in parameters:
+            return True
+        rest = {name: x for name, x in plain.items() if name not in ignored}
+        for name in nothing:
+            several = _is_several(given[name])
+            for place, x in enumerate(given[name] if several else [given[name]]):
+                if type(x) is TracedArray and x.size:
+                    numbers: Any = np.arange(1, x.size + 1).reshape(x.shape)
+                    others: Any = nothing[name]
+                    chosen = [*others[:place], numbers, *others[place + 1 :]] if several else numbers
+                    found = np.asarray(function(**rest | nothing | {name: chosen}))
+                    touch_at(x, np.unravel_index(distinct(found[found > 0]) - 1, x.shape), READ)
         return True
-    choices, count = plain["choices"], len(plain["choices"])
-    chosen = np.asarray(plain["a"])
-    if plain.get("mode", "raise") in ("clip", 1):
-        chosen = np.clip(chosen, 0, count - 1)
-    shape = np.broadcast_shapes(chosen.shape, *(np.shape(x) for x in choices))
-    chosen = np.broadcast_to(chosen % count, shape)
-    for number, x in enumerate(given["choices"]):
-        touch_where(x, chosen == number, READ)
-    return True
+
+    return effect
 
 
-def _where(given: Arguments, plain: Arguments) -> bool:
-    read(given["condition"])
-    if "x" not in given or "y" not in given:
-        return True
-    mask = np.asarray(plain["condition"], bool)
-    mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, *(np.shape(plain[name]) for name in "xy")))
-    touch_where(given["x"], mask, READ)
-    touch_where(given["y"], ~mask, READ)
-    return True
+def _is_several(value: Any) -> bool:
+    return type(value) in (list, tuple)
 
 
-def _select(given: Arguments, plain: Arguments) -> bool:
-    for x in given["condlist"]:
-        read(x)
-    default = given.get("default", 0)
-    shape = np.broadcast_shapes(
-        *(np.shape(x) for x in (*plain["condlist"], *plain["choicelist"], plain.get("default", 0)))
-    )
-    rest = np.ones(shape, bool)
-    for condition, x in zip(plain["condlist"], given["choicelist"], strict=True):
-        touch_where(x, rest & condition, READ)
-        rest &= ~np.asarray(condition)
-    touch_where(default, rest, READ)
-    return True
-
-
-def _trace(given: Arguments, plain: Arguments) -> bool:
-    axes = plain.get("offset", 0), plain.get("axis1", 0), plain.get("axis2", 1)
-    if type(given["a"]) is TracedArray:
-        read(trace(plain["a"].diagonal(*axes)))
-    return True
+def _where(condition: Any, x: Any = 0, y: Any = 0) -> Any:
+    return np.where(condition, x, y)
 
 
 def _full_like(given: Arguments, plain: Arguments) -> bool:
@@ -284,9 +268,10 @@ def _copyto(given: Arguments, plain: Arguments) -> bool:
 
 
 EFFECTS: dict[str, Callable[[Arguments, Arguments], bool]] = {
-    "choose": _choose, "compress": _compress, "copyto": _copyto, "full_like": _full_like,
-    "place": _place, "put": _put, "putmask": _putmask,
-    "select": _select, "take": _take, "trace": _trace, "where": _where,
+    "choose": _selecting(np.choose, "choices"), "compress": _selecting(np.compress, "a"),
+    "copyto": _copyto, "full_like": _full_like, "place": _place, "put": _put, "putmask": _putmask,
+    "select": _selecting(np.select, "choicelist", "default"), "take": _take,
+    "trace": _selecting(np.diagonal, "a", ignored=("out", "dtype")), "where": _selecting(_where, "x", "y"),
 }  # fmt: skip
 """By name of the function."""
 
@@ -363,7 +348,7 @@ def call_recorded(
         Names of the arguments by position, as far as they are known.
     """
     to = recorder()
-    found = call(*map(plain_arguments, args), **{key: plain_arguments(x) for key, x in options.items()})
+    found = call(*map(plain_value, args), **{key: plain_value(x) for key, x in options.items()})
     given = {**dict(zip(parameters, args, strict=False)), **options}
     outputs = given.get("out")
     if to is not None and name not in METADATA:
@@ -382,9 +367,9 @@ def _record(name: str, given: dict[str, Any], inputs: list[Any], found: Any) -> 
         read_printed(printed, given.get("threshold"), given.get("edgeitems"))
         return
     effect = EFFECTS.get(name)
-    if effect is not None and effect(given, {key: plain_arguments(x) for key, x in given.items()}):
+    if effect is not None and effect(given, {key: plain_value(x) for key, x in given.items()}):
         return
-    results = list(arrays_of(found)) if given.get("out") is None else []
+    results = list(arrays_in(found)) if given.get("out") is None else []
     in_place = name in IN_PLACE and given.get("overwrite_input")
     for x in traced_in(inputs):
         if name in READ_AND_VIEW or not any(np.may_share_memory(result, x) for result in results):
@@ -393,45 +378,12 @@ def _record(name: str, given: dict[str, Any], inputs: list[Any], found: Any) -> 
             touch(x, WRITE)
 
 
-def plain_arguments(value: Any) -> Any:
-    """Return an argument with plain arrays, in nested lists, tuples and dicts too."""
-    if type(value) is dict:
-        return {name: plain_arguments(part) for name, part in value.items()}
-    if type(value) is TracedFields:
-        return seen(value)
-    return plain_value(value)
-
-
-def traced_in(value: Any) -> Iterator[TracedArray]:
-    """Yield the traced arrays in nested lists, tuples and dicts."""
-    if type(value) is TracedArray:
-        yield value
-    elif type(value) in (list, tuple):
-        for part in value:
-            yield from traced_in(part)
-    elif type(value) is dict:
-        yield from traced_in(list(value.values()))
-
-
-def arrays_of(value: Any) -> Iterator[Any]:
-    """Yield the arrays in nested lists and tuples."""
-    if isinstance(value, np.ndarray):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from arrays_of(part)
-
-
 def retraced(found: Any, inputs: Iterable[TracedArray]) -> Any:
     """Return a result in which views of traced arguments are traced."""
-    kind = type(found)
-    if kind is np.ndarray:
-        return trace(found) if any(np.may_share_memory(found, x) for x in inputs) else found
-    if isinstance(found, list | tuple):
-        kept = list(inputs)
-        parts = [retraced(part, kept) for part in found]
-        return kind(*parts) if hasattr(found, "_fields") else kind(parts)
-    return found
+    kept = list(inputs)
+    return replaced(
+        found, {np.ndarray: lambda x: trace(x) if any(np.may_share_memory(x, one) for one in kept) else x}
+    )
 
 
 TracedArray.__array_function__ = _array_function  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,10 +33,17 @@ from nbparallel.distributed.races.access_log import (
     Acquire,
     BroadcastArray,
     Key,
-    MemoryAccess,
     Publish,
 )
-from nbparallel.distributed.races.traced_array import TracedArray, plain, trace
+from nbparallel.distributed.races.access_recorder import AccessRecorder
+from nbparallel.distributed.races.traced_array import (
+    MAX_DEPTH,
+    TracedArray,
+    arrays_in,
+    plain,
+    replaced,
+    trace,
+)
 from nbparallel.distributed.runtime.observers import Call
 from nbparallel.distributed.slots.lock_table import LockTable
 from nbparallel.distributed.work import Work
@@ -110,20 +117,6 @@ UNORDERED = (
 """Those that order nothing, and read no array, or one of which they return a view."""
 
 
-_CONTAINERS = (list, tuple, dict)
-MAX_DEPTH = 8
-"""Containers in containers; deeper ones, and those that hold themselves, are pickled as they are."""
-
-
-def arrays_in(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield all arrays in nested lists, tuples and dicts."""
-    if isinstance(value, np.ndarray):
-        yield value
-    elif type(value) in _CONTAINERS and depth < MAX_DEPTH:
-        for part in value.values() if type(value) is dict else value:
-            yield from arrays_in(part, depth + 1)
-
-
 class PlainArguments:
     """Turns traced arrays in arguments into plain ones, and results into what the caller passed.
 
@@ -139,7 +132,7 @@ class PlainArguments:
         kind = type(value)
         if kind is TracedArray:
             return self._replace(value, plain(value))
-        if kind not in _CONTAINERS or depth > MAX_DEPTH:
+        if kind not in (list, tuple, dict) or depth > MAX_DEPTH:
             return value
         parts = list(value.values() if kind is dict else value)
         found = [self.plain(part, depth + 1) for part in parts]
@@ -163,38 +156,21 @@ class PlainArguments:
         return value
 
 
-def trace_views(value: Any, depth: int = 0) -> Any:
+def trace_views(value: Any) -> Any:
     """Return a result in which views of other ranks' arrays, which are read-only, are traced."""
-    if type(value) is np.ndarray:
-        return value if value.flags.writeable else trace(value)
-    if type(value) in (list, tuple) and depth < MAX_DEPTH:
-        found = [trace_views(part, depth + 1) for part in value]
-        if any(one is not other for one, other in zip(value, found, strict=True)):
-            return type(value)(found)
-    return value
+    return replaced(value, {np.ndarray: lambda x: x if x.flags.writeable else trace(x)})
 
 
 Event = Publish | Acquire
 
 
-class AccessObserver(Protocol):
-    """What the recorder of accesses offers to operations."""
-
-    def read(self, array: Any) -> None:
-        """Record that all elements are read."""
-
-    def write(self, array: Any) -> None:
-        """Record that all elements are written."""
-
-    def next_interval(self) -> None:
-        """Have what follows belong to the next interval of this rank."""
-
-    def access_to(self, array: Any, kind: int) -> MemoryAccess | None:
-        """Return an access to all elements, which is not recorded; None: the memory is private."""
-
-
 class OperationOrder:
     """The events of one rank in a checked cell, and the arrays that operations under way fill.
+
+    Parameters
+    ----------
+    interval_ended : callable
+        Called at the end of each interval.
 
     Attributes
     ----------
@@ -202,15 +178,12 @@ class OperationOrder:
         In program order; each ends an interval.
     broadcasts : list of BroadcastArray
         Arrays in shared memory that were passed to one.
-    interval_ended : callable
-        Called at the end of each interval.
     """
 
-    def __init__(self, recorder: AccessObserver) -> None:
-        self.recorder = recorder
+    def __init__(self, recorder: AccessRecorder, interval_ended: Callable[[], None]) -> None:
+        self.recorder, self._interval_ended = recorder, interval_ended
         self.events: list[Event] = []
         self.broadcasts: list[BroadcastArray] = []
-        self.interval_ended: Callable[[], None] = _nothing
         self._pending: list[list[Any]] = []
 
     def publish(self, key: Key) -> None:
@@ -225,7 +198,7 @@ class OperationOrder:
         self._touch()
         self.events.append(event)
         self.recorder.next_interval()
-        self.interval_ended()
+        self._interval_ended()
         self._touch()
 
     def _touch(self) -> None:
@@ -290,10 +263,6 @@ class OrderedLocks:
     def _publish(self, name: str) -> None:
         if self._held.pop(name, None) is not None:
             self._order.publish(("lock", name, self._rank, self._turns[name]))
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 Options = dict[str, Any]

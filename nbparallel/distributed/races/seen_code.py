@@ -27,12 +27,8 @@ import numpy as np
 from nbparallel.distributed.races.access_log import WRITE
 from nbparallel.distributed.races.array_methods import expose
 from nbparallel.distributed.races.doors import open_library_doors
-from nbparallel.distributed.races.numpy_functions import (
-    call_recorded,
-    plain_arguments,
-    traced_in,
-)
-from nbparallel.distributed.races.traced_array import TracedArray, read, seen, touch
+from nbparallel.distributed.races.numpy_functions import call_recorded
+from nbparallel.distributed.races.traced_array import TracedArray, plain_value, read, seen, touch, traced_in
 
 ARRAY_METHODS: dict[str, tuple[str, ...]] = {
     "choose": ("a", "choices", "out"), "compress": ("a", "condition", "axis", "out"),
@@ -321,7 +317,7 @@ def seen_method(owner: Any, name: str) -> Callable[..., Any]:
                     expose(x, name)
                 else:
                     read(x)
-            return method(*plain_arguments(args), **options)
+            return method(*plain_value(args), **options)
 
         return of_bytes if hasattr(owner, "fileno") or hasattr(owner, "getvalue") else method
     return method
@@ -333,7 +329,7 @@ def _draws(owner: Any) -> bool:
 
 def _of_generator(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     def draw(*args: Any, **options: Any) -> Any:
-        found = method(*plain_arguments(args), **plain_arguments(options))
+        found = method(*plain_value(args), **plain_value(options))
         out = options.get("out")
         for x in traced_in((args, {key: x for key, x in options.items() if key != "out"})):
             read(x)

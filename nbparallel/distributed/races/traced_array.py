@@ -17,7 +17,7 @@ that was kept behaves as a plain array.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count, product
 from types import EllipsisType, NoneType
@@ -38,6 +38,10 @@ _base_of: Any = np.ndarray.base.__get__
 _BASIC = frozenset({int, slice, NoneType, EllipsisType, np.int64, np.int32, np.uint64, np.uint32})
 """Types of which an index makes a view."""
 _Place = tuple[int, int]
+_CONTAINERS = (list, tuple, dict)
+MAX_DEPTH = 8
+"""Containers in containers; deeper ones, and those that hold themselves, are pickled as they are."""
+Replacements = Mapping[type, Callable[[Any], Any]]
 _recorder: AccessRecorder | None = None
 _serial = 0
 _serials = count(1)
@@ -274,30 +278,50 @@ def touch(x: Any, kind: int, value: Any = None) -> None:
             _recorder.touch_at(place, whole, kind, value, depth=3)
 
 
+def parts_of(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield what is in nested lists, tuples and dicts."""
+    if isinstance(value, list | tuple | dict) and depth < MAX_DEPTH:
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from parts_of(part, depth + 1)
+    else:
+        yield value
+
+
+def replaced(value: Any, replacements: Replacements, depth: int = 0) -> Any:
+    """Return a value with other parts, by their types; it is the same object if none is replaced."""
+    kind = type(value)
+    if replace := replacements.get(kind):
+        return replace(value)
+    if kind not in _CONTAINERS or depth > MAX_DEPTH:
+        return value
+    parts = list(value.values()) if kind is dict else value
+    if not any(type(part) in replacements or type(part) in _CONTAINERS for part in parts):
+        return value
+    found = [replaced(part, replacements, depth + 1) for part in parts]
+    if all(one is other for one, other in zip(parts, found, strict=True)):
+        return value
+    return dict(zip(value, found, strict=True)) if kind is dict else kind(found)
+
+
+def arrays_in(value: Any) -> Iterator[Any]:
+    """Yield the arrays in nested lists, tuples and dicts."""
+    return (part for part in parts_of(value) if isinstance(part, np.ndarray))
+
+
+def traced_in(value: Any) -> Iterator[TracedArray]:
+    """Yield the traced arrays in nested lists, tuples and dicts."""
+    return (part for part in parts_of(value) if type(part) is TracedArray)
+
+
 def read(x: Any) -> None:
-    """Record that an argument is read, if it is traced; in lists and tuples, too."""
-    if type(x) is TracedArray:
-        touch(x, READ)
-    elif type(x) in (tuple, list):
-        for part in x:
-            read(part)
+    """Record that traced arrays are read."""
+    for array in traced_in(x):
+        touch(array, READ)
 
 
 def seen(value: Any) -> Any:
-    """Return a value with plain arrays, in tuples and lists too; record that the traced ones are read."""
-    kind = type(value)
-    if kind is TracedArray:
-        touch(value, READ)
-        return plain(value)
-    if kind is TracedFields:
-        return value._read()
-    if kind is tuple or kind is list:
-        for part in value:
-            if type(part) in _SEARCHED:
-                return kind(seen(part) for part in value)
-    elif kind is slice:
-        return slice(seen(value.start), seen(value.stop), seen(value.step))
-    return value
+    """Return a value with plain arrays, in indices too; record that the traced ones are read."""
+    return replaced(value, _SEEN)
 
 
 def trace(array: AnyArray) -> TracedArray:
@@ -313,12 +337,8 @@ def plain(array: AnyArray) -> AnyArray:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value with plain arrays, in tuples and lists too."""
-    if type(value) is TracedArray:
-        return plain(value)
-    if type(value) in (tuple, list) and any(type(part) in _SEARCHED for part in value):
-        return type(value)(plain_value(part) for part in value)
-    return value
+    """Return a value with plain arrays."""
+    return replaced(value, _PLAIN)
 
 
 class TracedFields(np.void):  # type: ignore[misc]  # final for a type checker
@@ -373,7 +393,17 @@ class TracedFields(np.void):  # type: ignore[misc]  # final for a type checker
         return self._read().__reduce__()
 
 
-_SEARCHED = frozenset({TracedArray, TracedFields, tuple, list, slice})
+def _seen_array(array: TracedArray) -> AnyArray:
+    touch(array, READ)
+    return plain(array)
+
+
+def _seen_slice(index: slice) -> slice:
+    return slice(seen(index.start), seen(index.stop), seen(index.step))
+
+
+_SEEN: Replacements = {TracedArray: _seen_array, TracedFields: TracedFields._read, slice: _seen_slice}
+_PLAIN: Replacements = {TracedArray: plain, TracedFields: TracedFields._read}
 
 
 def read_printed(array: TracedArray, threshold: Any = None, edgeitems: Any = None) -> None:

@@ -34,7 +34,7 @@ class Observers:
     """The observers of a communicator's operations.
 
     What they return from `around` stands among the communicator's own attributes, where Python looks before
-    it looks at the class: an operation that nobody observes runs as if there were no observers
+    it looks at the class: one that is not observed runs as if there were none
     (decision 16).
     """
 
@@ -43,16 +43,16 @@ class Observers:
         self._of: dict[str, list[OperationObserver]] = {}
         """Of each operation, the innermost first."""
 
-    def add(self, observer: OperationObserver, names: Iterable[str]) -> None:
-        """Observe operations: outside of those that do so already."""
+    def add(self, observer: OperationObserver, names: Iterable[str], *, inside: bool = False) -> None:
+        """Observe operations, outside of those that do so already, or inside."""
         for name in names:
             observers = self._of.setdefault(name, [])
             if observer not in observers:
-                observers.append(observer)
+                observers.insert(0 if inside else len(observers), observer)
                 self._place(name)
 
     def remove(self, observer: OperationObserver, names: Iterable[str] | None = None) -> None:
-        """Observe operations no more; by default none (idempotent)."""
+        """Observe operations no more, by default none of them (idempotent)."""
         for name in tuple(self._of) if names is None else names:
             if observer in self._of.get(name, ()):
                 self._of[name].remove(observer)

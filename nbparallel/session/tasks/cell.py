@@ -92,17 +92,15 @@ class CellOptions:
     on_error: str = "stop"
     draw: str | Iterable[str] = ()
     check_races: bool = False
+    observers: Iterable[str] = ()
     ran_here: bool = False
 
     def __post_init__(self) -> None:
         """Split the names of `share` and `draw`, which can be one string, as after the magic's flag."""
+        races = (RACES,) if self.check_races else ()
+        object.__setattr__(self, "observers", (*split_names(self.observers), *races))
         object.__setattr__(self, "share", split_names(self.share))
         object.__setattr__(self, "draw", split_names(self.draw))
-
-    @property
-    def observers(self) -> tuple[str, ...]:
-        """The modules that observe the cell."""
-        return (RACES,) if self.check_races else ()
 
     @property
     def go_on(self) -> bool:

@@ -133,7 +133,7 @@ class TaskDispatcher:
                 go_on=options.go_on,
                 uses=None if preparation is None else preparation.uses,
                 draw=tuple(options.draw),
-                observers=options.observers,
+                observers=tuple(options.observers),
                 follows_names=preparation is not None,
             )
 

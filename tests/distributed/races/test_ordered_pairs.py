@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.operations import COLLECTIVES, MESSAGES, Order
+from nbparallel.distributed.races.operations import COLLECTIVES, COMPOSED, MESSAGES, Order
 from nbparallel.session import Session
 
 pytest_plugins = ["tests.harness.sessions"]
@@ -110,7 +110,7 @@ def test_every_operation_is_here() -> None:
     """One that is added gets its program."""
     assert set(CALLS) == {*COLLECTIVES, "barrier", "monitored_barrier"}
     named = " ".join([*FROM_0_TO_1, *FROM_0_TO_1.values()])
-    assert all(name in named for name in MESSAGES)
+    assert all(name in named for name in (*MESSAGES, *COMPOSED))
 
 
 @pytest.mark.slow

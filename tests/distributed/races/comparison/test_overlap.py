@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nbparallel.distributed.races import byte_sets as overlap_module
 from nbparallel.distributed.races.access_log import Box, Elements
 from nbparallel.distributed.races.byte_sets import ByteSet, find_overlap, have_gap
-from nbparallel.distributed.races import byte_sets as overlap_module
 from tests.distributed.races.comparison.recorded import box_of, bytes_of, elements
 from tests.harness.tiers import examples
 

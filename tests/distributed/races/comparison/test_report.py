@@ -7,6 +7,8 @@ import html.parser
 import numpy as np
 import pytest
 
+from nbparallel.distributed.races import byte_sets as overlap_module
+from nbparallel.distributed.races import walk as walk_module
 from nbparallel.distributed.races.access_log import (
     POSSIBLE,
     READ,
@@ -17,8 +19,6 @@ from nbparallel.distributed.races.access_log import (
     Site,
 )
 from nbparallel.distributed.races.report import RaceReport, compare, ranks_text, verb
-from nbparallel.distributed.races.report import overlap as overlap_module
-from nbparallel.distributed.races.report import walk as walk_module
 from tests.distributed.races.comparison.recorded import AnyArray, Recorded, box_of, elements
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nbparallel.distributed.races import walk
 from nbparallel.distributed.races.access_log import (
     POSSIBLE,
     READ,
@@ -22,7 +23,6 @@ from nbparallel.distributed.races.access_log import (
     Publish,
     Site,
 )
-from nbparallel.distributed.races import walk
 from nbparallel.distributed.races.report import compare
 from nbparallel.distributed.races.walk import JoinedLogs, VectorClocks, Walk
 from tests.distributed.races.comparison.recorded import bytes_of, elements
