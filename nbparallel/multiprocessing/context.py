@@ -111,11 +111,11 @@ class _Factory(library.BaseContext):
 
         return Pool(processes, initializer, initargs, maxtasksperchild, context=self.get_context())
 
-    def set_forkserver_preload(self, module_names: Sequence[str]) -> None:
+    def set_forkserver_preload(self, module_names: Sequence[str], **options: Any) -> None:
         """Set what our fork server loads before it forks, besides this package."""
         from nbparallel.multiprocessing.starting.fork_server import present_server
 
-        present_server.set_forkserver_preload(list(module_names))
+        present_server.set_forkserver_preload(list(module_names), **options)  # since 3.15: on_error
 
     def get_context(self, method: str | None = None) -> Any:
         """Return the context of a start method."""

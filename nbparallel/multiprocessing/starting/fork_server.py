@@ -27,9 +27,9 @@ class PackageForkServer(forkserver.ForkServer):
         self._owner = os.getpid()
         self._preload_modules = list(PRELOADED)
 
-    def set_forkserver_preload(self, modules_names: Sequence[str]) -> None:
+    def set_forkserver_preload(self, modules_names: Sequence[str], **options: Any) -> None:
         """Set what else the server loads; ``__main__`` is never run again."""
-        super().set_forkserver_preload(list(modules_names))
+        super().set_forkserver_preload(list(modules_names), **options)
         self._preload_modules = [*PRELOADED, *(name for name in modules_names if name != "__main__")]
 
     def ensure_running(self) -> None:

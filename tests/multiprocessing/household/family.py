@@ -141,7 +141,7 @@ def is_gone(pid):
 
 def held():
     """Return the segments that processes or messages hold, as the supervisor says."""
-    report = household.report()
+    report = wait_until(household.report)  # None while its process starts, on a busy machine
     return [row for row in report.segments if row.holders or row.messages]
 
 
