@@ -12,49 +12,14 @@ from typing import Any
 from nbparallel.multiprocessing.context import _default_context
 
 if typing.TYPE_CHECKING:  # its name alone would be one more of ours; the library's types are true of ours
-    from multiprocessing import Array as Array
-    from multiprocessing import AuthenticationError as AuthenticationError
-    from multiprocessing import Barrier as Barrier
-    from multiprocessing import BoundedSemaphore as BoundedSemaphore
-    from multiprocessing import BufferTooShort as BufferTooShort
-    from multiprocessing import Condition as Condition
-    from multiprocessing import Event as Event
-    from multiprocessing import JoinableQueue as JoinableQueue
-    from multiprocessing import Lock as Lock
-    from multiprocessing import Manager as Manager
-    from multiprocessing import Pipe as Pipe
-    from multiprocessing import Pool as Pool
-    from multiprocessing import Process as Process
-    from multiprocessing import ProcessError as ProcessError
-    from multiprocessing import Queue as Queue
-    from multiprocessing import RawArray as RawArray
-    from multiprocessing import RawValue as RawValue
-    from multiprocessing import RLock as RLock
-    from multiprocessing import Semaphore as Semaphore
-    from multiprocessing import SimpleQueue as SimpleQueue
-    from multiprocessing import TimeoutError as TimeoutError
-    from multiprocessing import Value as Value
-    from multiprocessing import active_children as active_children
-    from multiprocessing import allow_connection_pickling as allow_connection_pickling
-    from multiprocessing import cpu_count as cpu_count
-    from multiprocessing import current_process as current_process
-    from multiprocessing import freeze_support as freeze_support
-    from multiprocessing import get_all_start_methods as get_all_start_methods
-    from multiprocessing import get_context as get_context
-    from multiprocessing import get_logger as get_logger
-    from multiprocessing import get_start_method as get_start_method
-    from multiprocessing import log_to_stderr as log_to_stderr
-    from multiprocessing import parent_process as parent_process
+    from multiprocessing import *  # noqa: F403
     from multiprocessing import reducer as reducer
-    from multiprocessing import set_executable as set_executable
-    from multiprocessing import set_forkserver_preload as set_forkserver_preload
-    from multiprocessing import set_start_method as set_start_method
 
+    from nbparallel.multiprocessing.workers.batches import get_worker_info as get_worker_info
+    from nbparallel.multiprocessing.workers.collation import default_collate as default_collate
+    from nbparallel.multiprocessing.workers.data_loader import DataLoader as DataLoader
     from nbparallel.multiprocessing.workers.executor import Executor as Executor
-    from nbparallel.multiprocessing.workers.joblib_registration import register_joblib as register_joblib
-    from nbparallel.multiprocessing.workers.loading.collation import default_collate as default_collate
-    from nbparallel.multiprocessing.workers.loading.data_loader import DataLoader as DataLoader
-    from nbparallel.multiprocessing.workers.loading.loader_worker import get_worker_info as get_worker_info
+    from nbparallel.multiprocessing.workers.executor import register_joblib as register_joblib
     from nbparallel.multiprocessing.workers.spawned_processes import ProcessContext as ProcessContext
     from nbparallel.multiprocessing.workers.spawned_processes import ProcessException as ProcessException
     from nbparallel.multiprocessing.workers.spawned_processes import (
@@ -70,11 +35,10 @@ if typing.TYPE_CHECKING:  # its name alone would be one more of ours; the librar
     from nbparallel.sharing import set_sharing_strategy as set_sharing_strategy
 
 _OURS = {
-    ".workers.executor": ("Executor",),
-    ".workers.joblib_registration": ("register_joblib",),
-    ".workers.loading.collation": ("default_collate",),
-    ".workers.loading.data_loader": ("DataLoader",),
-    ".workers.loading.loader_worker": ("get_worker_info",),
+    ".workers.executor": ("Executor", "register_joblib"),
+    ".workers.collation": ("default_collate",),
+    ".workers.data_loader": ("DataLoader",),
+    ".workers.batches": ("get_worker_info",),
     ".workers.spawned_processes": (
         "ProcessContext",
         "ProcessException",

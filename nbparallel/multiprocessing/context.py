@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from multiprocessing import context as library
 from typing import Any, ClassVar
 
-from nbparallel.multiprocessing.starting.current_context import default_context, set_default_context
-from nbparallel.multiprocessing.starting.process_state import ValueProcess, end_executors_first
+from nbparallel.multiprocessing.starting.process_state import (
+    ValueProcess,
+    default_context,
+    end_executors_first,
+    set_default_context,
+)
 
 
 class DefaultProcess(ValueProcess, library.Process):

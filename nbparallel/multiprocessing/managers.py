@@ -1,18 +1,148 @@
-"""Managers whose messages travel our way; everything else is the library's ``multiprocessing.managers``."""
+"""Managers whose messages travel our way; everything else is the library's ``multiprocessing.managers``.
+
+With the library the answer to an interrupted call stays in the connection, and the next call takes it for
+its own.  Here such a connection is shut, and the next call has another.  What the manager cannot answer any
+more it undoes: an item goes back to its queue, a lock is free.  So it is where the caller was killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
 import signal
+import socket
 import threading
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from multiprocessing import connection
+from multiprocessing import connection, process
 from multiprocessing import managers as library
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from nbparallel.multiprocessing.connection import adopt_end
-from nbparallel.multiprocessing.starting.current_context import concrete_context
-from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts, late_interrupts
-from nbparallel.multiprocessing.workers.manager_calls import ProxyEnd, ServedEnd
+from nbparallel.multiprocessing.connection import Connection, adopt_end
+from nbparallel.multiprocessing.starting.interrupts import begin_interrupts, late_interrupts
+from nbparallel.multiprocessing.starting.process_state import concrete_context
+
+_TAKES = frozenset({"get", "get_nowait"})
+_OF_THREADS = type(threading.RLock()), threading.Condition
+"""Locks that only the thread releases that has them."""
+
+
+class ProxyEnd(Connection):
+    """A proxy's end of a connection to its manager.
+
+    Attributes
+    ----------
+    connect : callable
+        Returns another connection to the manager.
+    """
+
+    connect: Callable[[], Any]
+    _asked = False
+    """Whether a call has no answer yet."""
+
+    def _send_bytes(self, buf: Any) -> None:
+        if self._asked:
+            self._renew()
+        self._asked = True
+        super()._send_bytes(buf)  # type: ignore[misc]
+
+    def recv(self) -> Any:
+        """Receive the answer."""
+        try:
+            data = self._recv_bytes()  # type: ignore[attr-defined]
+        except EOFError:  # the manager has ended; what comes next says what the library's says
+            self._asked = False
+            raise
+        except BaseException:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.fileno())) as end:
+                end.shutdown(socket.SHUT_RDWR)
+            raise
+        self._asked = False
+        return ForkingPickler.loads(data.getbuffer())
+
+    def _renew(self) -> None:
+        fresh = self.connect()
+        name = f"{process.current_process().name}|{threading.current_thread().name}"
+        library.dispatch(fresh, None, "accept_connection", (name,))  # type: ignore[attr-defined]
+        # no call in between, so that no signal's handler runs
+        self._handle, fresh._handle = fresh._handle, self._handle
+        self._asked = False
+        fresh.close()
+
+
+class ServedEnd(Connection):
+    """A manager's end of a connection to a proxy."""
+
+    _call: tuple[Any, ...] = (None, None)
+    _held: Counter[Any] | None = None
+    """Ident of a lock that only this thread can release -> how often it has it."""
+
+    def recv(self) -> Any:
+        """Receive a request."""
+        request = super().recv()
+        self._call = request[:2]
+        return request
+
+    def send(self, obj: Any) -> None:
+        """Send an answer."""
+        try:
+            super().send(obj)
+        except (BrokenPipeError, ConnectionResetError):
+            self._undo(obj)
+            raise
+        ident, method = self._call
+        if ident is not None and method in ("acquire", "release") and obj[0] == "#RETURN":
+            self._note_lock(ident, method, obj[1])
+
+    def _note_lock(self, ident: Any, method: str, result: Any) -> None:
+        if not isinstance(_served(ident), _OF_THREADS):
+            return
+        self._held = Counter() if self._held is None else self._held
+        if method == "release":
+            self._held[ident] -= 1
+        elif result:
+            self._held[ident] += 1
+
+    def _undo(self, answer: Any) -> None:
+        """Undo a call that no process awaits, and with it what only this thread can undo."""
+        (ident, method), self._call = self._call, (None, None)
+        if ident is None or answer[0] != "#RETURN":
+            return
+        served, result = _served(ident), answer[1]
+        if method in _TAKES:
+            _put_first(served, result)
+        elif method == "acquire" and result:
+            _release(served)
+        held, self._held = self._held or Counter(), None
+        for lock, count in held.items():
+            for _ in range(count - (lock == ident and method == "release")):
+                _release(_served(lock))
+
+
+def _served(ident: Any) -> Any:
+    server: Any = process.current_process()._manager_server  # type: ignore[attr-defined]
+    found = server.id_to_obj.get(ident) or server.id_to_local_proxy_obj.get(ident)
+    return None if found is None else found[0]
+
+
+def _release(lock: Any) -> None:
+    with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # gone, or released by another
+        lock.release()
+
+
+def _put_first(served: Any, item: Any) -> None:
+    """Put an item back into a queue."""
+    if not isinstance(served, queue.Queue):
+        return
+    with served.mutex:
+        if type(served) is queue.Queue:
+            served.queue.appendleft(item)
+        else:
+            served._put(item)
+        served.not_empty.notify()
 
 
 class _Serializer(str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiprocessing import sharedctypes as library
 from typing import Any
 
-from nbparallel.multiprocessing.starting.current_context import concrete_context
+from nbparallel.multiprocessing.starting.process_state import concrete_context
 
 
 def Value(typecode_or_type: Any, *args: Any, lock: Any = True, ctx: Any = None) -> Any:  # noqa: N802

@@ -316,7 +316,5 @@ class ImportHook:
         function()
 
 
-JOBLIB = ImportHook(
-    "joblib.parallel", "nbparallel.multiprocessing.workers.joblib_registration.register_joblib"
-)
+JOBLIB = ImportHook("joblib.parallel", "nbparallel.multiprocessing.workers.executor.register_joblib")
 """In processes and ranks joblib knows our backend."""

@@ -39,7 +39,7 @@ from nbparallel.wire.segments import Notice
 
 if TYPE_CHECKING:
     from nbparallel.multiprocessing.pool import Pool
-    from nbparallel.multiprocessing.workers.worker_slots import WorkerSlot
+    from nbparallel.multiprocessing.workers.pool_streams import WorkerSlot
     from nbparallel.session import Session
     from nbparallel.session.processes.rank_pool import RankPool
 

@@ -12,8 +12,13 @@ alive what it refers to (`HouseholdMember.post`, `take`).  They end with K: the 
 the kernel if the supervisor was killed (`lifeline`).
 """
 
-from nbparallel.multiprocessing.household.forking import Fork, prepare_fork
-from nbparallel.multiprocessing.household.introduction import GuestEnds, begin_as_guest, introduce_guest
+from nbparallel.multiprocessing.household.introduction import (
+    Fork,
+    GuestEnds,
+    begin_as_guest,
+    introduce_guest,
+    prepare_fork,
+)
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, supervised
 from nbparallel.multiprocessing.household.root_supervisor import HouseholdReport, membership, report, stop
 

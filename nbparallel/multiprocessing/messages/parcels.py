@@ -1,13 +1,31 @@
-"""Parcels: objects on their way to another process, as an ordinary pickle that any `pickle.loads` opens."""
+"""Parcels: objects on their way to another process, as an ordinary pickle that any `pickle.loads` opens.
+
+Globals of ``__main__`` travel with its functions, and the receiver says which of them it takes.  A function
+of ``__main__`` is rebuilt over the receiver's own ``__main__``: an initializer and the tasks after it see the
+same globals, as in a forked child.  What the function reads comes along.  The receiver
+
+* binds a name that it lacks;
+* binds it again when the sender's value has changed since it last came: a function that was defined anew;
+* else keeps what it has: what an initializer has assigned stays.
+
+A forked child has inherited everything, and nothing has come yet: there the sender's value is taken first if
+what was inherited is still bound and cannot have been changed in place, as a function, a class or a number;
+lists, dictionaries and arrays may have been filled by an initializer.  The process in which ``__main__`` was
+run itself takes nothing that it has.
+"""
 
 from __future__ import annotations
 
 import io
 import pickle
+import sys
+import types
 from collections import ChainMap
+from collections.abc import Callable, Mapping
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, NoReturn
 
+from nbparallel.errors import ProtocolError, UnpicklableError
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.messages.exchange import (
     CarriedMailboxes,
@@ -17,12 +35,6 @@ from nbparallel.multiprocessing.messages.exchange import (
     supervised,
 )
 from nbparallel.multiprocessing.messages.light_pickling import RAISED, try_pickle
-from nbparallel.multiprocessing.messages.main_globals import (
-    bind_free_name,
-    bind_globals,
-    join_message,
-    split_message,
-)
 
 INLINE = -1
 """In place of a parcel's number: all memory is in the message itself."""
@@ -247,3 +259,123 @@ def open_message(data: bytes, member: Any | None, *, inline: bool) -> Any:
         for cls in list(definitions.KNOWN):
             bind_free_name(cls, main_globals)
     return result
+
+
+_ORIGIN = {"fresh": False}
+"""Whether this process began with an empty ``__main__``."""
+_came: dict[str, bytes | int] = {}
+"""Digest of the value that last came, by name."""
+_UNCHANGING = (
+    types.FunctionType, type, types.NoneType, bool, int, float, complex, str, bytes, tuple, frozenset, range
+)  # fmt: skip
+_inherited: list[Mapping[str, Any]] = []
+"""What of these a forked child found in its ``__main__``, by name: at most one."""
+
+
+def unchanging_globals() -> dict[str, Any]:
+    """Return those of ``__main__`` that a child which is forked now inherits, and nothing changes in place.
+
+    To be called in the parent: in the child it would copy the page of each value that it looks at.
+    """
+    found = vars(sys.modules["__main__"]).copy()  # in one step: other threads bind names
+    return {name: value for name, value in found.items() if isinstance(value, _UNCHANGING)}
+
+
+def mark_forked(inherited: Mapping[str, Any]) -> None:
+    """Note that this process was forked from another, whose `unchanging_globals` it has."""
+    _inherited[:] = [inherited]
+
+
+def mark_fresh() -> None:
+    """Note that this process was started by another, with an empty ``__main__``."""
+    _ORIGIN["fresh"] = True
+
+
+def join_message(body: bytes, parts: Mapping[str, bytes | str], digests: Mapping[str, bytes]) -> bytes:
+    """Return one message of an object's and those of globals, with what their values are known by."""
+    return pickle.dumps((body, dict(parts), dict(digests)), 5)
+
+
+def split_message(data: bytes) -> tuple[bytes, dict[str, bytes | str], dict[str, bytes]]:
+    """Return what `join_message` joined."""
+    try:
+        body, parts, digests = pickle.loads(data)
+    except Exception as error:
+        raise ProtocolError(f"a message between processes is damaged: {error}") from error
+    return body, parts, digests
+
+
+def bind_globals(
+    parts: Mapping[str, bytes | str],
+    digests: Mapping[str, bytes],
+    main_globals: dict[str, Any],
+    load: Callable[[str, bytes], Any],
+) -> None:
+    """Bind what this process takes of the globals that came along, all or none."""
+    values: dict[str, Any] = {}
+    came: dict[str, bytes | int] = {}
+    for name, part in parts.items():
+        if isinstance(part, str):
+            if name not in main_globals:
+                raise UnpicklableError(
+                    f"a function that came here reads the global {name!r}, which cannot be sent: {part}; "
+                    "give locks and queues to the process when it starts (args=, or initargs= and an "
+                    f"initializer that assigns {name!r}), or create {name!r} there"
+                )
+            continue
+        digest = digests.get(name) or hash(part)
+        if _takes(name, digest, main_globals):
+            values[name] = load(name, part)
+        came[name] = digest
+    main_globals.update(values)
+    _came.update(came)
+
+
+def _takes(name: str, digest: bytes | int, main_globals: dict[str, Any]) -> bool:
+    if name not in main_globals:
+        return True
+    if name in _came:
+        return _came[name] != digest
+    if _inherited:
+        return name in _inherited[0] and main_globals[name] is _inherited[0][name]
+    return _ORIGIN["fresh"]
+
+
+def bind_free_name(thing: Any, main_globals: dict[str, Any]) -> None:
+    """Bind what came from ``__main__`` under its name if that is free, so that `pickle` finds it."""
+    if _ORIGIN["fresh"] and getattr(thing, "__module__", None) == "__main__":
+        name = getattr(thing, "__qualname__", ".")
+        if "." not in name:
+            main_globals.setdefault(name, thing)
+
+
+class KeptObject:
+    """An object as a message that the sender keeps, which any number of processes open.
+
+    Its large private arrays are written into shared memory once, and mapped copy-on-write by each.
+
+    Raises
+    ------
+    UnpicklableError
+        A part cannot be sent: locks and queues cannot, because each process gets its own copy of these.
+    """
+
+    def __init__(self, content: Any) -> None:
+        member = join_household()
+        with supervised():
+            self._data, self._kept = pack_kept(content, member)
+        self._parcel = INLINE if member is None else 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._data, self._parcel)
+
+    def open(self) -> Any:
+        """Return the object, in a process whose sender still keeps the message."""
+        with supervised():
+            return open_message(self._data, current_membership(), inline=self._parcel == INLINE)
+
+
+def _rebuild(data: bytes, parcel: int) -> KeptObject:
+    made = KeptObject.__new__(KeptObject)
+    made._data, made._kept, made._parcel = data, None, parcel
+    return made

@@ -11,7 +11,7 @@ from multiprocessing import forkserver, popen_forkserver, resource_tracker, util
 from typing import Any
 
 from nbparallel.errors import StartError
-from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
+from nbparallel.multiprocessing.starting.interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import NEEDED, pickle_process
 from nbparallel.wire.system import without_debugger
 

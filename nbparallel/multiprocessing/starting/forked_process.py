@@ -9,10 +9,9 @@ from multiprocessing import popen_fork
 from typing import Any
 
 from nbparallel.errors import ForkedRankError
-from nbparallel.multiprocessing.messages.main_globals import mark_forked, unchanging_globals
-from nbparallel.multiprocessing.starting.current_context import default_context
-from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
-from nbparallel.multiprocessing.starting.process_state import NEEDED
+from nbparallel.multiprocessing.messages.parcels import mark_forked, unchanging_globals
+from nbparallel.multiprocessing.starting.interrupts import interrupts_blocked
+from nbparallel.multiprocessing.starting.process_state import NEEDED, default_context
 
 _nothing = contextlib.nullcontext()
 

@@ -7,7 +7,7 @@ from multiprocessing import popen_spawn_posix, resource_tracker, spawn, util
 from typing import Any
 
 from nbparallel.errors import StartError
-from nbparallel.multiprocessing.starting.late_interrupts import interrupts_blocked
+from nbparallel.multiprocessing.starting.interrupts import interrupts_blocked
 from nbparallel.multiprocessing.starting.process_state import pickle_process
 from nbparallel.wire.system import without_debugger
 

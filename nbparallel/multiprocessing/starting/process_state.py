@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from multiprocessing import context, reduction, spawn
 from multiprocessing import process as library
-from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.context import BaseContext, get_spawning_popen, set_spawning_popen
 from multiprocessing.reduction import DupFd
 from multiprocessing.util import Finalize
 from types import MappingProxyType
@@ -21,15 +21,32 @@ from typing import Any, NamedTuple
 
 from nbparallel.multiprocessing.messages.exchange import introduce_guest
 from nbparallel.multiprocessing.messages.light_pickling import try_pickle
-from nbparallel.multiprocessing.messages.main_globals import mark_fresh
-from nbparallel.multiprocessing.messages.parcels import open_parcel, pack
-from nbparallel.multiprocessing.starting.current_context import default_context
-from nbparallel.multiprocessing.starting.late_interrupts import (
+from nbparallel.multiprocessing.messages.parcels import mark_fresh, open_parcel, pack
+from nbparallel.multiprocessing.starting.interrupts import (
     are_blocked,
     begin_interrupts,
+    is_readable_within,
     starts_late,
+    wait_in_slices,
 )
-from nbparallel.multiprocessing.starting.sliced_waits import is_readable_within, wait_in_slices
+
+_current: dict[str, Any] = {}
+
+
+def default_context() -> Any:
+    """Return the default context of this package."""
+    return _current["context"]
+
+
+def set_default_context(context: BaseContext) -> None:
+    """Make `context` the default; `context.py` does so when it is imported."""
+    _current["context"] = context
+
+
+def concrete_context() -> Any:
+    """Return the context of one start method that is used now."""
+    return _current["context"].get_context()
+
 
 NEEDED = (
     "nbparallel.multiprocessing.household.member", "nbparallel.sharing", "nbparallel.transfer.pickling",

@@ -1,7 +1,6 @@
-"""Workers: what a pool knows of each, what it does when one dies, and other ways to use them.
+"""Workers: one engine, `worker_pool`, and what stands on it.
 
-`worker_slots` is what a worker writes down before each step; `pool_streams` are the two pipes of a pool,
-which can be replaced; `dead_workers` decides what a death costs.  `spawned_processes` start, fail and end
-together, `executor` is that of `concurrent.futures`, `loading` prepares batches.  `manager_calls`
-are the two ends of a call of a manager's object.
+`pool_streams` are the two pipes of a pool, at both ends, and what each worker notes before each step;
+`dead_workers` decides what a death costs; `task_interrupts` stop tasks.  `executor`, `joblib_backend` and
+`data_loader` hand calls to a `CallPool`.  `spawned_processes` start, fail and end together.
 """

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing import pool as library
 from typing import Any
 
 from nbparallel.errors import WorkerDiedError
-from nbparallel.multiprocessing.workers.worker_slots import Step, WorkerSlot
+from nbparallel.multiprocessing.workers.pool_streams import Step, WorkerSlot
 
 _LOCK_CHECKS = 5
 """How often a lock is looked at, a few milliseconds apart, before it is taken for a dead worker's."""
@@ -47,6 +50,22 @@ def describe_end(process: Any) -> str:
     return f"ended itself with exit code {code} ({printed}sys.exit, os._exit, or C code that calls exit)"
 
 
+def end_processes(processes: Sequence[Any], seconds: float) -> None:
+    """End processes: SIGTERM, after some seconds SIGKILL.
+
+    A handler that was inherited may ignore the first, or raise where Python drops exceptions.
+    """
+    for process in processes:
+        if process.exitcode is None:
+            process.terminate()
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
 def signal_name(code: int | None) -> str | None:
     """Return the name of the signal that an exit code stands for, None if it stands for none."""
     if code is None or code >= 0:
@@ -54,11 +73,11 @@ def signal_name(code: int | None) -> str | None:
     return next((s.name for s in signal.Signals if s.value == -code), f"signal {-code}")
 
 
-def died_error(process: Any, task: str) -> WorkerDiedError:
-    """Return the error about a worker and what it lost."""
+def died_error(process: Any, task: str, owner: str = "pool", why: str = "") -> WorkerDiedError:
+    """Return the error about a worker and what it lost; `why` is what it ended of, if it has said so."""
     code, name = process.exitcode, signal_name(process.exitcode)
     return WorkerDiedError(
-        f"worker {process.pid} of the pool {describe_end(process)}; {task}",
+        f"worker {process.pid} of the {owner} {why or describe_end(process)}; {task}",
         pid=process.pid,
         exit_code=code if name is None else None,
         signal_name=name,
@@ -81,6 +100,11 @@ class Casualties:
         self._failed_starts = 0
         self._lock = threading.Lock()
 
+    def free_place(self) -> int:
+        """Return the first place at which no worker is."""
+        taken = {slot.place for slot in self.slots.values()}
+        return next(place for place in itertools.count() if place not in taken)
+
     def settle(self, pool: Any, process: Any) -> None:
         """Act on the end of a worker, in the thread that replaces it."""
         with self._lock:
@@ -97,7 +121,7 @@ class Casualties:
             free_lock(pool._inqueue._rlock, living, frozenset({Step.WAITING, Step.READING}))
             free_lock(pool._outqueue._wlock, living, frozenset({Step.PUTTING, Step.WRITING}))
             if step in (Step.RUNNING, Step.SENDING, Step.PUTTING):
-                error = died_error(process, f"it ran {_task_name(pool, job, index)}")
+                error = died_error(process, f"it ran {_task_name(pool, job, index)}", pool._owner)
                 cache, reader = pool._cache, pool._quick_get
 
                 def fail_task() -> None:
@@ -108,11 +132,19 @@ class Casualties:
             self._count_start(pool, process, begun=begun > 0 or any(other.read()[3] for other in living))
 
     def _count_start(self, pool: Any, process: Any, *, begun: bool) -> None:
+        if told := getattr(pool, "_failure", None):
+            told = told.value.decode(errors="replace")
         self._failed_starts = 0 if begun else self._failed_starts + 1
-        if self._failed_starts >= _FAILED_STARTS:
-            self._failed_starts = 0
-            text = f"{_FAILED_STARTS} workers ended before their first task: look at the initializer"
-            fail_all(pool, died_error(process, text))
+        if not told and self._failed_starts < _FAILED_STARTS:
+            return
+        self._failed_starts = 0
+        text = f"{_FAILED_STARTS} workers ended before their first task: look at the initializer"
+        why = f"has ended: its initializer raised {told}" if told else ""
+        error = died_error(process, "it takes no calls: make a new one" if told else text, pool._owner, why)
+        if hasattr(pool, "fail"):
+            pool._quick_get.add(lambda: pool.fail(error))
+        else:
+            fail_all(pool, error)
 
     def _renew(self, pool: Any, process: Any, text: str) -> None:
         others = [other for other in pool._pool if other is not process]
@@ -126,7 +158,7 @@ class Casualties:
         for lock in (pool._inqueue._rlock, pool._outqueue._wlock):
             if is_held(lock):
                 lock.release()
-        fail_all(pool, died_error(process, text))
+        fail_all(pool, died_error(process, text, pool._owner))
 
 
 _DOING = {Step.READING: "it read a task", Step.WRITING: "it wrote a result"}
@@ -142,6 +174,8 @@ _CALLS = (
 
 def _task_name(pool: Any, job: int, index: int) -> str:
     result = pool._cache.get(job)
+    if name := getattr(result, "name", None):
+        return str(name())
     chunk = getattr(result, "_chunksize", 1)
     if chunk > 1:
         return f"a chunk of {chunk} tasks, from task {index * chunk} of a call of map"
@@ -160,6 +194,7 @@ def fail_jobs(jobs: list[Any], error: BaseException) -> None:
     for result in jobs:
         if result._job not in result._cache:
             continue
+        error = copy.copy(error)  # one would collect the frames of all waits
         if hasattr(result, "_number_left"):
             result._number_left = 1
             result._set(0, (False, error))
@@ -187,6 +222,6 @@ def _end_iterator(result: Any, error: BaseException) -> None:
         result._items.append((False, error))
         result._index += 1
         result.__class__ = _EndedIterator
-        result._cache.pop(result._job, None)
+        del result._cache[result._job]
         result._pool = None
         result._cond.notify()

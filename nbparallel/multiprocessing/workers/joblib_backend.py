@@ -1,4 +1,4 @@
-"""A backend of joblib: the tasks of `Parallel`, and so scikit-learn's ``n_jobs``, run in an `Executor`."""
+"""A backend of joblib: the tasks of `Parallel`, and so scikit-learn's ``n_jobs``, run in a pool of ours."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
 from multiprocessing import current_process
+from multiprocessing import pool as library
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import joblib
+from joblib._parallel_backends import PoolManagerMixin
 from joblib.parallel import (
     AutoBatchingMixin,
     FallbackToBackend,
@@ -22,12 +22,12 @@ from joblib.parallel import (
 
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.messages.exchange import join_household
-from nbparallel.multiprocessing.starting.current_context import default_context
-from nbparallel.multiprocessing.workers.executor import Executor
+from nbparallel.multiprocessing.starting.process_state import default_context
+from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
 
 
-class ExecutorKind(NamedTuple):
-    """What an executor was made for."""
+class PoolKind(NamedTuple):
+    """What a pool was made for."""
 
     pid: int
     """Of its process: a forked child cannot use its parent's."""
@@ -43,48 +43,51 @@ def _specs() -> dict[str, Any]:
     return {n: vars(module).get("__spec__") for n, module in modules.items() if type(module) is ModuleType}
 
 
-class IdleExecutor:
-    """The executor that no call uses: its workers have imported what the last call needed."""
+class IdlePool:
+    """The pool that no call uses: its workers have imported what the last call needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: list[tuple[ExecutorKind, Executor]] = []
+        self._kept: list[tuple[PoolKind, CallPool]] = []
         """At most one."""
         self._specs: dict[str, Any] = {}
         """Of this process's modules when it was kept; `importlib.reload` and ``%autoreload`` replace them."""
 
-    def take(self, kind: ExecutorKind) -> Executor:
-        """Return an executor, the kept one if it is of that kind; another kind is shut down."""
-        with self._lock:
-            kept, self._kept = self._kept, []
-        for other, executor in kept:
-            if other == kind and not vars(executor)["_broken"] and not self._reloaded():
-                return executor
+    def take(self, kind: PoolKind) -> CallPool:
+        """Return a pool, the kept one if it is of that kind; another kind is ended."""
+        for other, pool in self._replace():
+            if other == kind and pool._state == library.RUN and not self._reloaded():  # type: ignore[attr-defined]
+                return pool
             if other.pid == kind.pid:
-                executor.shutdown(wait=False)
+                pool.end()
         context = default_context().get_context(kind.start_method)
-        return Executor(kind.workers, context, kind.initializer, kind.initargs, threads=kind.threads)
+        given = kind.workers, kind.initializer, kind.initargs, None, context.get_context()
+        return CallPool("joblib backend", *given, threads=kind.threads)
 
     def _reloaded(self) -> bool:
         """Return whether a module has been reloaded since, of which workers may have the old code."""
         now = _specs()
         return any(now.get(name, spec) is not spec for name, spec in self._specs.items())
 
-    def keep(self, kind: ExecutorKind, executor: Executor) -> None:
-        """Keep an executor for the next call, instead of another."""
-        with self._lock:
-            kept, self._kept = self._kept, [(kind, executor)]
-            self._specs = _specs()
-        for other, old in kept:
+    def keep(self, kind: PoolKind, pool: CallPool) -> None:
+        """Keep a pool for the next call, instead of another."""
+        for other, old in self._replace((kind, pool)):
             if other.pid == kind.pid:
-                old.shutdown(wait=False)
+                old.end()
+
+    def _replace(self, *others: tuple[PoolKind, CallPool]) -> list[tuple[PoolKind, CallPool]]:
+        with self._lock:
+            kept, self._kept = self._kept, list(others)
+            if others:
+                self._specs = _specs()
+        return kept
 
 
-_idle = IdleExecutor()
+_idle = IdlePool()
 
 
-class NbparallelBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """joblib's interface to an executor of ours.
+class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
+    """joblib's interface to a pool of ours.
 
     Parameters
     ----------
@@ -100,24 +103,21 @@ class NbparallelBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore
     def __init__(self, *, start_method: str = "forkserver", **options: Any) -> None:
         super().__init__(**options)
         self._method = start_method
-        self._kind: ExecutorKind | None = None
-        self._workers: Executor | None = None
+        self._kind: PoolKind | None = None
+        self._pool: CallPool | None = None
         self._copies: CallCopies | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return the number of workers for joblib's `n_jobs`; negative ones count from the CPUs down."""
-        if n_jobs == 0:
-            raise ValueError("n_jobs == 0 in Parallel has no meaning")
-        if n_jobs is None:
-            return 1
-        if n_jobs != 1 and current_process().daemon and join_household() is None:
+        found: int = super().effective_n_jobs(n_jobs)
+        if found != 1 and current_process().daemon and join_household() is None:
             warnings.warn(
                 "this process was forked by another library's pool, which would leave processes of "
                 "nbparallel behind: the tasks run one after the other (n_jobs=1)",
                 stacklevel=3,
             )
             return 1
-        return n_jobs if n_jobs > 0 else max(joblib.cpu_count() + 1 + n_jobs, 1)
+        return found
 
     def configure(
         self,
@@ -135,8 +135,8 @@ class NbparallelBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore
         options = {**self.backend_kwargs, **options}
         initializer, initargs = options.get("initializer"), tuple(options.get("initargs", ()))
         threads = self.inner_max_num_threads
-        self._kind = ExecutorKind(os.getpid(), n_jobs, self._method, initializer, initargs, threads)
-        self._workers = _idle.take(self._kind)
+        self._kind = PoolKind(os.getpid(), n_jobs, self._method, initializer, initargs, threads)
+        self._pool = _idle.take(self._kind)
         return n_jobs
 
     def start_call(self) -> None:
@@ -147,31 +147,32 @@ class NbparallelBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore
         """End it."""
         self._copies = None
 
-    def submit(
-        self, func: Callable[[], Any], callback: Callable[[Future[Any]], None] | None = None
-    ) -> Future[Any]:
+    def submit(self, func: Callable[[], Any], callback: Callable[[Any], object] | None = None) -> None:
         """Send a batch of tasks; `callback` is called when it has ended."""
-        if self._workers is None:
+        if self._pool is None:
             raise RuntimeError("joblib has ended this call of Parallel already")
-        future: Future[Any]
-        try:
-            future = self._workers._submit_copied(func, self._copies)
-        except Exception as error:  # noqa: BLE001  joblib would take what it has sent for the next call's
-            future = Future()
-            future.set_exception(error)
-        if callback is not None:
-            future.add_done_callback(callback)
-        return future
 
-    def retrieve_result_callback(self, out: Future[Any]) -> Any:
+        def done(*outcome: Any) -> None:
+            if callback is not None:
+                callback(outcome)
+
+        try:
+            self._pool.call(func, (), {}, done, copies=self._copies)
+        except Exception as error:  # noqa: BLE001  joblib would take what it has sent for the next call's
+            done(False, error)
+
+    def retrieve_result_callback(self, out: tuple[bool, Any]) -> Any:
         """Return the results of a batch, or raise what a task raised."""
-        return out.result()
+        succeeded, value = out
+        if succeeded:
+            return value
+        raise value
 
     def terminate(self) -> None:
         """End a use of the workers, which are kept for the next."""
-        executor, self._workers, self._copies = self._workers, None, None
-        if executor is not None and self._kind is not None:
-            _idle.keep(self._kind, executor)
+        pool, self._pool, self._copies = self._pool, None, None
+        if pool is not None and self._kind is not None:
+            _idle.keep(self._kind, pool)
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
@@ -179,11 +180,10 @@ class NbparallelBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore
         waiting = getattr(self.parallel, "_ready_batches", None)
         while waiting is not None and not waiting.empty():
             waiting.get_nowait()  # joblib would take their results for the next call's
-        executor = self._workers
-        if executor is None:
+        if self._pool is None:
             return
-        executor._interrupt()
+        interrupt(self._pool)
         if not ensure_ready:
             self.terminate()
-        elif vars(executor)["_broken"] and self._kind is not None:
-            self._workers = _idle.take(self._kind)
+        elif self._pool.failed is not None and self._kind is not None:
+            self._pool = _idle.take(self._kind)

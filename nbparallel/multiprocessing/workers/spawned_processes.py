@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
-from multiprocessing.reduction import ForkingPickler
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from typing import Any
 
 from nbparallel.errors import NbParallelError, PeerFailedError, RankDiedError
-from nbparallel.multiprocessing.starting.current_context import default_context
-from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
-from nbparallel.multiprocessing.starting.process_state import argument_tuple
-from nbparallel.multiprocessing.starting.sliced_waits import SLICE_SECONDS
-from nbparallel.multiprocessing.workers.dead_workers import signal_name
-from nbparallel.multiprocessing.workers.pipe_reader import PipeReader
-from nbparallel.multiprocessing.workers.worker_failures import WorkerFailure, failure_of, raised
+from nbparallel.errors.questions import class_name, traceback_of
+from nbparallel.multiprocessing.starting.interrupts import SLICE_SECONDS, begin_interrupts
+from nbparallel.multiprocessing.starting.process_state import argument_tuple, default_context
+from nbparallel.multiprocessing.workers.dead_workers import end_processes, signal_name
+from nbparallel.multiprocessing.workers.task_interrupts import describable
 
 __tracebackhide__ = True  # of pytest: an error of a process shows the test, not the way here
 
@@ -90,9 +89,10 @@ def _run(function: Callable[..., Any], index: int, args: tuple[Any, ...], report
         pass  # it was interrupted together with its parent, which says so
     except Exception as error:  # noqa: BLE001  whatever the user's code raises
         skipped = error.__traceback__.tb_next if error.__traceback__ else None  # the frame of this function
-        failure = failure_of(error.with_traceback(skipped))
+        shown = describable(error.with_traceback(skipped))
+        carried = ExceptionWithTraceback(shown, traceback_of(shown))
         with contextlib.suppress(OSError):  # no process reads it any more
-            report.send(tuple(failure))
+            report.send((class_name(error), "".join(traceback.format_exception(shown)), carried))
         sys.exit(1)
     finally:
         report.close()
@@ -114,8 +114,9 @@ class ProcessContext:
 
     def __init__(self, processes: Sequence[Any], reports: Sequence[Any]) -> None:
         self.processes = list(processes)
-        self._readers = [PipeReader(end) for end in reports]
-        self._failures: dict[int, WorkerFailure] = {}
+        self._reports = dict(enumerate(reports))
+        self._failures: dict[int, tuple[str, str, BaseException]] = {}
+        """Of those that have raised: name of the class, text, and the exception."""
         self.sentinels = {process.sentinel: index for index, process in enumerate(self.processes)}
 
     def pids(self) -> list[int]:
@@ -171,13 +172,7 @@ class ProcessContext:
         """End all processes: SIGTERM, after a while SIGKILL (idempotent)."""
         if grace_period is not None:
             self._await_all(grace_period)
-        for process in self.processes:
-            process.terminate()
-        self._await_all(GRACE_SECONDS if grace_period is None else grace_period)
-        for process in self.processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
+        end_processes(self.processes, GRACE_SECONDS if grace_period is None else grace_period)
         self.sentinels.clear()
         for index in range(len(self.processes)):
             self._close(index)
@@ -186,9 +181,8 @@ class ProcessContext:
         """Return the sentinels of processes that have ended; none if `timeout` seconds have passed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            reports = [reader.end for reader in self._readers if not reader.ended]
             left = SLICE_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = connection.wait([*self.sentinels, *reports], min(left, SLICE_SECONDS))
+            ready = connection.wait([*self.sentinels, *self._reports.values()], min(left, SLICE_SECONDS))
             self._read()  # one that writes a long report goes on
             ended = [sentinel for sentinel in self.sentinels if sentinel in ready]
             if ended or not left:
@@ -200,13 +194,15 @@ class ProcessContext:
             process.join(max(0.0, end - time.monotonic()))
 
     def _read(self) -> None:
-        for index, reader in enumerate(self._readers):
-            for message in [] if reader.ended else reader.read():
-                self._failures[index] = WorkerFailure(*ForkingPickler.loads(message))
+        for index, end in list(self._reports.items()):
+            if end.poll():
+                with contextlib.suppress(EOFError, OSError):  # it has ended without a word
+                    self._failures[index] = end.recv()
+                self._close(index)
 
     def _close(self, index: int) -> None:
-        self._readers[index].ended = True
-        self._readers[index].end.close()
+        if index in self._reports:
+            self._reports.pop(index).close()
 
     def _first_failed(self, index: int) -> int:
         """Return the process that failed first; `index` may have because another rank did."""
@@ -220,15 +216,15 @@ class ProcessContext:
 
     def _failed_as_peer(self, index: int) -> bool:
         failure = self._failures.get(index)
-        return failure is not None and failure.ename in _OF_PEERS
+        return failure is not None and failure[0] in _OF_PEERS
 
     def _error(self, index: int) -> ProcessException:
         process = self.processes[index]
         failure = self._failures.get(index)
         if failure is not None:
-            text = f"\n\n-- Process {index} terminated with the following error:\n{failure.text}"
+            text = f"\n\n-- Process {index} terminated with the following error:\n{failure[1]}"
             error = ProcessRaisedException(text, index, process.pid)
-            error.__cause__ = raised(failure)
+            error.__cause__ = failure[2]
             return error
         name = signal_name(process.exitcode)
         how = f"with signal {name}" if name else f"with exit code {process.exitcode}"

@@ -2,7 +2,7 @@
 
 ::
 
-    pool's process   a wait for a result raises KeyboardInterrupt    `pool_results`
+    pool's process   a wait for a result raises KeyboardInterrupt    `worker_pool`
                        InterruptWord.interrupt                       every task before this number is to stop
                          SIGINT to each worker, and once more         `REPEAT_AFTER`
     worker           TaskInterrupts._on_signal                       such a task runs: KeyboardInterrupt
@@ -21,13 +21,15 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from multiprocessing import sharedctypes
-from typing import Any
+from typing import Any, NamedTuple
 
-from nbparallel.multiprocessing.starting.late_interrupts import begin_interrupts
-from nbparallel.multiprocessing.workers.worker_failures import describable
+from nbparallel.errors import RemoteError
+from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
+from nbparallel.multiprocessing.starting.interrupts import begin_interrupts
 
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
 """What other tasks raise that were under way."""
@@ -51,6 +53,8 @@ class InterruptWord:
         """Stop the tasks with smaller numbers; `workers` are the processes that may run one."""
         self._word.value = number
         running = [worker for worker in workers if worker.pid is not None and worker.exitcode is None]
+        if not running:
+            return
         _signal(running)
         again = threading.Timer(REPEAT_AFTER, _signal, [running])
         again.daemon = True
@@ -102,6 +106,21 @@ class TaskInterrupts:
         return self._word.covers(task)
 
 
+def describable(error: BaseException) -> BaseException:
+    """Return `error`; one with its class's name, text and frames where its own code raises when shown."""
+
+    def shown() -> BaseException:
+        traceback.format_exception(error)
+        return error
+
+    def plain() -> BaseException:
+        name, text = class_name(error), text_of(error)
+        frames = "".join(traceback.format_tb(traceback_of(error)))
+        return RemoteError(f"{name}: {text}\n\n{frames}", ename=name, evalue=text)
+
+    return ask(shown, plain)
+
+
 class InterruptibleTask:
     """Calls a function as a task that an interrupt stops."""
 
@@ -134,27 +153,39 @@ class InterruptibleTask:
         raise shown  # here: the error would be its context, and be asked when that is shown
 
 
-def prepare_worker(interrupts: TaskInterrupts, workers: int, threads: int | None = None) -> None:
-    """Have only its tasks' interrupts reach a worker, which writes whole lines and has its share of the CPUs.
+class WorkerGiven(NamedTuple):
+    """What a worker of a pool knows of itself."""
 
-    `threads` is what it has instead.
-    """
+    interrupts: TaskInterrupts
+    place: int
+    """0 … number of workers - 1; one that takes over has the place of the one that ended."""
+    workers: int
+    threads: int | None
+    """Of its numeric libraries; None: its share of the CPUs."""
+
+
+_given: list[WorkerGiven] = []
+
+
+def worker_place() -> int:
+    """Return the place of the pool's worker that this process is."""
+    return _given[0].place
+
+
+def run_worker(given: WorkerGiven, target: Callable[..., Any], *args: Any) -> None:
+    """Run a worker: only interrupts of its tasks reach it, and it has its share of the CPUs."""
     from nbparallel.wire.system import JOBLIB, affine_cpus, usable_cpus
 
-    interrupts.install()
+    _given[:] = [given]
+    given.interrupts.install()
     JOBLIB.install()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in blocks, lines of several workers would mix
             stream.reconfigure(line_buffering=True, write_through=False)
-    if threads is None and workers == 1:
-        return
-    from nbparallel.multiprocessing.starting.worker_threads import limit_threads
+    threads = given.threads
+    if threads is not None or given.workers > 1:
+        from nbparallel.multiprocessing.starting.worker_threads import limit_threads
 
-    share = max(1, usable_cpus(affine_cpus()) // workers)
-    limit_threads(share if threads is None else threads, insist=threads is not None)
-
-
-def run_worker(interrupts: TaskInterrupts, workers: int, target: Callable[..., Any], *args: Any) -> None:
-    """Run one of several workers."""
-    prepare_worker(interrupts, workers)
+        share = max(1, usable_cpus(affine_cpus()) // given.workers)
+        limit_threads(share if threads is None else threads, insist=threads is not None)
     target(*args)

@@ -18,8 +18,40 @@ EXCEPTIONS = {
     "PoolWorkerErrors.test_unpickleable_result": "a lambda travels here",
     "_TestImportStar.test_import": "it lists the files of the library's folder",
     "DeadlockTest.test_exit_during_result_pickle_on_worker": "not its SystemExit",
-    "ExecutorTest.test_gc_during_max_tasks_worker_exit_gh152967": "calls keep their executor",
-    "ExecutorTest.test_shutdown_no_wait_max_tasks_gh119592": "the same",
+    "ExecutorTest.test_traceback": "the cause is a pool's RemoteTraceback",
+    **dict.fromkeys(
+        (
+            "DeadlockTest.test_crash_at_task_unpickle",
+            "DeadlockTest.test_crash_big_data",
+            "DeadlockTest.test_crash_during_func_exec_on_worker",
+            "DeadlockTest.test_crash_during_result_pickle_on_worker",
+            "DeadlockTest.test_error_at_task_unpickle",
+            "DeadlockTest.test_error_during_result_unpickle_in_result_handler",
+            "DeadlockTest.test_exit_at_task_unpickle",
+            "DeadlockTest.test_exit_during_func_exec_on_worker",
+            "DeadlockTest.test_exit_during_result_unpickle_in_result_handler",
+            "ExecutorTest.test_killed_child",
+            "ExecutorTest.test_python_finalization_error",
+            "FailingInitializerTest.test_initializer",
+            "DeadlockTest.test_shutdown_deadlock",
+        ),
+        "what fails or dies costs its call, where theirs ends as a BrokenProcessPool",
+    ),
+    **dict.fromkeys(
+        (
+            "ExecutorTest.test_gc_during_max_tasks_worker_exit_gh152967",
+            "ExecutorTest.test_shutdown_no_wait_max_tasks_gh119592",
+            "ExecutorTest.test_idle_process_reuse_multiple",
+            "ExecutorTest.test_idle_process_reuse_one",
+            "ShutdownTest.test_context_manager_shutdown",
+            "ShutdownTest.test_del_shutdown",
+            "ShutdownTest.test_processes_terminate",
+            "DeadlockTest.test_shutdown_deadlock_pickle",
+            "ExecutorTest.test_saturation",
+            "ShutdownTest.test_shutdown_no_wait",
+        ),
+        "they look at the library's private attributes",
+    ),
 }
 """Ends of the names of cases that pass over the library and not over ours, with any start method."""
 CASES = {"processes": 130, "misc": 55, "manager": 70, "executor": 50}

@@ -109,7 +109,7 @@ def test_an_early_break_leaves_nothing(tmp_path: Path, method: str) -> None:
             wait_until(lambda: not any(s.messages for s in household.report().segments))
             assert sorted(k for batch in made for k in batch["k"].tolist()) == list(range(24))
             pids |= {guest.pid for guest in household.report().guests}
-        assert len(pids) == 2, pids
+        assert 1 <= len(pids) <= 2, pids
         made.close()
         wait_until(nothing_left)
         assert len(list(made)) == 8
@@ -200,8 +200,8 @@ def test_exceptions_keep_their_class(tmp_path: Path, method: str) -> None:
             raise Awkward(1, 2)
         try:
             list(loader(24, 10, awkward))
-        except RemoteError as error:
-            assert error.ename == "Awkward" and "in awkward" in str(error)
+        except Awkward as error:
+            assert str(error) == "1 and 2" and "in awkward" in str(error.__cause__)
         else:
             raise AssertionError
         def refuse(number):
@@ -319,11 +319,14 @@ def test_large_datasets_are_not_multiplied(tmp_path: Path) -> None:
                 return 8
             def __getitem__(self, k):
                 self.x[0] += 1
-                return self.x[0]
+                return mp.get_worker_info().id, self.x[0]
         big = Big()
         big.x = np.ones(5_000_000)
         made = mp.DataLoader(big, num_workers=4, start_method=METHOD, persistent_workers=True)
-        assert [batch.tolist() for batch in made] == [[2.0]] * 4 + [[3.0]] * 4
+        found = [[] for _ in range(4)]
+        for worker, value in made:
+            found[int(worker[0])].append(value[0])
+        assert all(values == [2.0 + n for n in range(len(values))] for values in found), found
         large = [s.nbytes for s in household.report().segments if s.nbytes > 30_000_000]
         assert len(large) == 1 and big.x[0] == 1
         del made

@@ -11,7 +11,7 @@ from tests.multiprocessing.programs import run_program
 pytestmark = pytest.mark.matrix(cover=(), size=1)
 
 POOL = """
-from nbparallel.multiprocessing.workers.worker_slots import Step
+from nbparallel.multiprocessing.workers.pool_streams import Step
 from tests.harness.ranks import worker_slots
 from nbparallel.testing.waiting import wait_until
 

@@ -99,12 +99,9 @@ def test_exceptions_of_calls(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.slow
 def test_a_dead_worker(tmp_path: Path, method: str) -> None:
-    """What is under way fails with an error that has both types and names the worker; so the next call."""
+    """The call that it ran fails with an error that names it; the others, and the next ones, go on."""
     run_program(
         """
-        import traceback
-        from concurrent.futures.process import BrokenProcessPool
-
         def end(gate):
             while not os.path.exists(gate):
                 time.sleep(0.01)
@@ -112,30 +109,96 @@ def test_a_dead_worker(tmp_path: Path, method: str) -> None:
 
         with mp.Executor(2, ctx) as executor:
             assert executor.submit(abs, -1).result(30) == 1
-            began = time.monotonic()
-            futures = [executor.submit(end, "gate"), *(executor.submit(time.sleep, 60) for _ in range(3))]
-            open("gate", "w").close()  # now: an executor that has broken takes no call
-            for future in futures:
-                try:
-                    future.result(30)
-                except WorkerDiedError as error:
-                    assert isinstance(error, BrokenProcessPool)
-                    assert error.signal_name == "SIGKILL" and f"worker {error.pid} " in str(error), error
-                    shown = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-                    assert shown.count(__file__) == 1, shown  # not the waits for others
-                else:
-                    raise AssertionError(future)
+            lost, *others = [executor.submit(end, "gate"), *(executor.submit(pow, k, 2) for k in range(9))]
+            assert not lost.done() and lost.running() and not lost.cancel()
+            open("gate", "w").close()
             try:
-                executor.submit(abs, -1)
-            except BrokenProcessPool as error:
-                assert isinstance(error, WorkerDiedError) and error.signal_name == "SIGKILL"
+                lost.result(30)
+            except WorkerDiedError as error:
+                assert error.signal_name == "SIGKILL" and f"worker {error.pid} of the executor " in str(error)
+                assert error.task == "it ran a call", error.task
             else:
                 raise AssertionError
-        assert time.monotonic() - began < 20, "calls that sleep are not waited for"
+            assert [other.result(30) for other in others] == [k * k for k in range(9)]
+            assert executor.submit(abs, -1).result(30) == 1
         """,
         tmp_path,
         method,
     )
+
+
+@pytest.mark.slow
+def test_states_of_futures(tmp_path: Path, method: str) -> None:
+    """What no worker can have yet is cancelled, also by `shutdown`; arguments have any name."""
+    run_program(
+        """
+        from concurrent import futures
+
+        executor = mp.Executor(1, ctx)
+        assert executor.submit(dict, self=1, fn=2).result(30) == {"self": 1, "fn": 2}
+        running = executor.submit(time.sleep, 0.5)
+        waiting = [executor.submit(pow, k, 2) for k in range(6)]
+        assert running.running() and waiting[-1].cancel() and waiting[-1].cancelled()
+        executor.shutdown(wait=False, cancel_futures=True)
+        done, not_done = futures.wait([running, *waiting], 30)
+        assert not not_done and running.result() is None
+        assert waiting[0].result() == 0, "it was in the pool"
+        assert all(future.cancelled() for future in waiting[1:])
+        try:
+            executor.submit(abs, 1)
+        except RuntimeError as error:
+            assert "after shutdown" in str(error)
+        else:
+            raise AssertionError
+        for wrong in ({"max_workers": 0}, {"max_tasks_per_child": 0}, {"initializer": 1}):
+            try:
+                mp.Executor(**wrong)
+            except (ValueError, TypeError) as error:
+                assert next(iter(wrong)) in str(error)
+            else:
+                raise AssertionError(wrong)
+        with mp.Executor(2, ctx) as executor:
+            assert list(executor.map(pow, range(7), [2] * 9, chunksize=3)) == [k * k for k in range(7)]
+            try:
+                list(executor.map(time.sleep, [0, 1], timeout=0.2))
+            except futures.TimeoutError:
+                pass
+            else:
+                raise AssertionError
+        """,
+        tmp_path,
+        method,
+    )
+
+
+@pytest.mark.slow
+def test_one_that_nothing_holds_any_more(tmp_path: Path, method: str) -> None:
+    """Its calls end, also when the program ends before, then its workers; a forked child has its own."""
+    printed = run_program(
+        """
+        from nbparallel.testing.waiting import wait_until
+
+        def late():
+            time.sleep(0.5)
+            print("late", flush=True)
+
+        assert list(mp.Executor(1, ctx).map(abs, range(-3, 3))) == [3, 2, 1, 0, 1, 2]
+        wait_until(lambda: not mp.active_children())
+        executor = mp.Executor(1, ctx)
+        executor.submit(late)
+        child = os.fork()
+        if child == 0:
+            found = executor.submit(pow, 2, 3).result(30)
+            executor.shutdown()
+            del executor  # and with it the names of its locks
+            os._exit(found)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 8
+        mp.Executor(1, ctx).submit(late)
+        """,
+        tmp_path,
+        method,
+    )
+    assert printed == "late\nlate\n"
 
 
 @pytest.mark.slow

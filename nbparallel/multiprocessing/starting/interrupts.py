@@ -1,4 +1,7 @@
-"""Waits of the main thread, in slices: an interrupt may come just before the system call that waits.
+"""Interrupts that come at a bad moment: while a worker starts, or just before a system call that waits.
+
+A terminal's Ctrl-C reaches every process of the group, and one that starts has the handler of Python, which
+would end it with a traceback.  A signal that is blocked waits: `begin_interrupts` delivers it.
 
 Python runs the handler of a signal between two instructions.  One that comes after the last such check and
 before the call sleeps sets a flag that is read when the call ends: the stop button is pressed, and
@@ -9,9 +12,54 @@ thread first.  So no wait of the main thread is one long call.
 from __future__ import annotations
 
 import select
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_INTERRUPT = {signal.SIGINT}
+_late = threading.local()
+
+
+@contextmanager
+def late_interrupts() -> Iterator[None]:
+    """Have the processes that this thread starts in the block call `begin_interrupts` themselves."""
+    before = starts_late()
+    _late.on = True
+    try:
+        yield
+    finally:
+        _late.on = before
+
+
+def starts_late() -> bool:
+    """Return whether a process that this thread starts now calls `begin_interrupts` itself."""
+    return getattr(_late, "on", False)
+
+
+@contextmanager
+def interrupts_blocked(*, late: bool = True) -> Iterator[None]:
+    """Block SIGINT in this thread, if `late`: a process that it starts begins so."""
+    if not late:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def are_blocked() -> bool:
+    """Return whether SIGINT is blocked in this thread."""
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def begin_interrupts() -> None:
+    """Take interrupts from now on, one that came before included."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPT)
+
 
 SLICE_SECONDS = 0.2
 """How late an interrupt can be that came at the wrong moment; arbitrary."""

@@ -1,0 +1,266 @@
+"""Batches: how one is made, in whichever process, and what a worker of a loader is."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing import pool
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbparallel.multiprocessing.messages.parcels import KeptObject
+from nbparallel.multiprocessing.starting.worker_threads import limit_threads
+from nbparallel.multiprocessing.workers.task_interrupts import worker_place
+from nbparallel.wire.system import ImportHook
+
+_TORCH = "torch.utils.data._utils.worker"
+SHOWN_INDICES = 8
+"""Indices that a message names."""
+
+
+class EndOfStream:
+    """In place of a batch: the dataset has no more."""
+
+
+class BatchMaker:
+    """Makes the batches of a dataset.
+
+    Parameters
+    ----------
+    dataset
+        With ``__getitem__``, else with ``__iter__``.
+    collate : callable or None
+        Takes a list of samples, or one sample without batches; None: they stay as they are.
+    batch_size : int or None
+        None: no batches.  The number is that of a stream's batches.
+    drop_last : bool
+        Whether a stream's last samples are left out if they fill no batch.
+    seed : int
+        All random numbers follow from it.
+    stream : bool
+        Whether the dataset can only be iterated.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[Any], Any] | None,
+        batch_size: int | None,
+        drop_last: bool,
+        seed: int,
+        stream: bool,
+    ) -> None:
+        self.dataset, self._collate = dataset, collate
+        self._batch_size, self._drop_last, self.seed, self._stream = batch_size, drop_last, seed, stream
+        self._epoch = -1
+        self._part = 0
+        self._made = 0
+        self._remaining: Any = None
+
+    def begin(self, epoch: int, *, part: int = 0) -> None:
+        """Prepare for an epoch; `part`: of the stream that this process reads."""
+        self._epoch, self._made, self._remaining = epoch, 0, None
+        self._part = part if self._stream else 0
+
+    def make(self, number: int, indices: Any, *, restore: bool) -> Any:
+        """Return batch `number` of the epoch, `EndOfStream` behind the last one of a stream.
+
+        Raises
+        ------
+        Exception
+            What the dataset or the collation raised, with a note that names the batch.
+        """
+        if self._stream:
+            number, self._made = self._made, self._made + 1
+        try:
+            with seeded(self.seed, self._epoch, number, self._part, restore=restore):
+                return self._next_of_stream() if self._stream else self._of_indices(indices)
+        except StopIteration as error:  # it would end the caller's loop without a word
+            raise RuntimeError(f"a sample of {describe(number, indices)} raised StopIteration") from error
+        except Exception as error:
+            error.add_note(f"in {describe(number, indices)} of the loader")
+            raise
+
+    def _of_indices(self, indices: Any) -> Any:
+        if self._batch_size is None:
+            sample = self.dataset[indices]
+            return sample if self._collate is None else self._collate(sample)
+        several = getattr(self.dataset, "__getitems__", None)
+        samples = several(indices) if several is not None else [self.dataset[n] for n in indices]
+        return samples if self._collate is None else self._collate(samples)
+
+    def _next_of_stream(self) -> Any:
+        if self._remaining is None:
+            self._remaining = iter(self.dataset)
+        if self._batch_size is None:
+            for sample in self._remaining:
+                return sample if self._collate is None else self._collate(sample)
+            return EndOfStream
+        samples = list(itertools.islice(self._remaining, self._batch_size))
+        if not samples or (len(samples) < self._batch_size and self._drop_last):
+            return EndOfStream
+        return samples if self._collate is None else self._collate(samples)
+
+
+def describe(number: int, indices: Any) -> str:
+    """Name a batch and its samples.
+
+    >>> describe(2, [4, 5]), describe(0, list(range(10, 30))), describe(1, None)
+    ('batch 2 (samples 4, 5)', 'batch 0 (samples 10, 11, 12, 13, 14, 15, 16, 17 and 12 more)', 'batch 1')
+    """
+    if indices is None:
+        return f"batch {number}"
+    if not isinstance(indices, list):
+        return f"batch {number} (sample {indices!r})"
+    more = f" and {len(indices) - SHOWN_INDICES} more" if len(indices) > SHOWN_INDICES else ""
+    return f"batch {number} (samples {', '.join(map(repr, indices[:SHOWN_INDICES]))}{more})"
+
+
+_WORDS = 8
+"""32-bit words of each generator's seed.  Of the same words Python and numpy would make the same numbers."""
+
+
+@contextlib.contextmanager
+def seeded(*numbers: int, restore: bool) -> Iterator[None]:
+    """Seed `random`, `numpy.random` and, where it is loaded, torch from numbers that name a batch.
+
+    Parameters
+    ----------
+    restore : bool
+        Put back afterwards what was there: the generators are the caller's.
+    """
+    torch = sys.modules.get("torch")
+    generator = getattr(torch, "default_generator", None)
+    before = (
+        (random.getstate(), np.random.get_state(), None if generator is None else generator.get_state())
+        if restore
+        else None
+    )
+    pythons, numpys, torchs = np.random.SeedSequence(numbers).generate_state(3 * _WORDS).reshape(3, _WORDS)
+    random.seed(int.from_bytes(pythons.tobytes(), "little"))
+    np.random.seed(numpys)
+    if generator is not None:
+        generator.manual_seed(int(torchs[0]) << 31 | int(torchs[1]) >> 1)
+    try:
+        yield
+    finally:
+        if before is not None:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            if generator is not None:
+                generator.set_state(before[2])
+
+
+class WorkerInfo:
+    """What a dataset learns about the worker that it is used in, as in torch.
+
+    Attributes
+    ----------
+    id : int
+        0 … num_workers - 1.
+    num_workers : int
+    seed : int
+        Of this worker.  Random numbers of a batch do not depend on it.
+    dataset
+        This worker's copy.
+    """
+
+    def __init__(self, identifier: int, num_workers: int, seed: int, dataset: Any) -> None:
+        self._id, self.num_workers, self.seed, self.dataset = identifier, num_workers, seed, dataset
+        self.asked = False
+        """Whether the id was asked for."""
+
+    @property
+    def id(self) -> int:
+        """Number of the worker."""
+        self.asked = True
+        return self._id
+
+    def __repr__(self) -> str:
+        return f"WorkerInfo(id={self._id}, num_workers={self.num_workers}, seed={self.seed})"
+
+
+_own: list[WorkerInfo] = []
+
+
+def get_worker_info() -> Any:
+    """Return the `WorkerInfo` of the loader's worker that this process is; None in any other process.
+
+    A dataset that can only be iterated uses it to read its part: one of `num_workers`.
+
+    Examples
+    --------
+    >>> get_worker_info() is None
+    True
+    """
+    if _own:
+        return _own[0]
+    torch = sys.modules.get(_TORCH)
+    return None if torch is None else torch.get_worker_info()
+
+
+class Assignment(NamedTuple):
+    """What a worker is given when it starts."""
+
+    maker: BatchMaker
+    worker_init_fn: Callable[[int], Any] | None
+
+
+BATCH, FAILED = 1, 2
+"""First of what `make_batch` returns: the batch follows, or why this worker could not begin."""
+
+
+class _Worker:
+    """A worker of a loader, which its process is."""
+
+    maker: BatchMaker
+    info: WorkerInfo
+    failure: Any = None
+    run = -1
+    """The iteration for which it made its last batch."""
+
+
+_worker = _Worker()
+
+
+def begin_worker(given: Assignment | KeptObject, first: int, num_workers: int, seeds: list[int]) -> None:
+    """Begin as a worker of a loader, whose number is this process's place in its pool, from `first` on."""
+    _worker.run, _worker.failure = -1, None  # a worker of a loader may have forked this one
+    try:
+        assignment = given.open() if isinstance(given, KeptObject) else given
+        number = first + worker_place()
+        _worker.maker = assignment.maker
+        _worker.info = WorkerInfo(number, num_workers, seeds[number], assignment.maker.dataset)
+        _own[:] = [_worker.info]
+        limit_threads(1)  # as torch's own workers: there are as many processes as are wanted
+        _tell_torch()
+        if assignment.worker_init_fn is not None:
+            assignment.worker_init_fn(number)
+    except Exception as error:  # noqa: BLE001  whatever the user's code raises
+        _worker.failure = pool.ExceptionWithTraceback(error, error.__traceback__)  # type: ignore[attr-defined]
+
+
+def make_batch(run: int, epoch: int, number: int, indices: Any) -> tuple[int, bool, Any]:
+    """Return a batch, and whether the dataset has asked which worker this is: it reads a part of a stream."""
+    if _worker.failure is not None:
+        return FAILED, False, _worker.failure
+    info = _worker.info
+    if run != _worker.run:
+        _worker.run, info.asked = run, False
+        _worker.maker.begin(epoch, part=info._id)
+    _tell_torch()
+    batch = _worker.maker.make(number, indices, restore=False)
+    return BATCH, info.asked, batch
+
+
+def _tell_torch() -> None:
+    ImportHook(_TORCH, f"{__name__}.answer_torch").install()  # what asks it may also be what loads it
+
+
+def answer_torch() -> None:
+    """Set what torch's datasets ask for; called when torch is there."""
+    vars(sys.modules[_TORCH])["_worker_info"] = _worker.info
