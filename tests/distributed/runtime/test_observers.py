@@ -6,7 +6,7 @@ import numpy as np
 
 from nbparallel.session import Session
 
-pytest_plugins = ["nbparallel.testing.sessions"]
+pytest_plugins = ["tests.harness.sessions"]
 COUNTED = "tests.distributed.runtime.counted_bytes"
 
 
