@@ -259,7 +259,7 @@ def _exit_code(child: int) -> int:
 
 _one_catches = threading.Lock()
 """Threads that catch warnings at the same time end each other's filters: a fork whose warning is an error
-leaves a child that nobody knows."""
+leaves a child for which nothing waits."""
 
 
 def _fork(work: Callable[[], int]) -> int:
