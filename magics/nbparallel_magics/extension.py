@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from nbparallel.wire.owners import usual_places
+from nbparallel.wire.locked_names import usual_places
 from nbparallel.wire.segments import NAME_PREFIX
 from nbparallel_magics.completion import RankCompleter
 from nbparallel_magics.error_display import ErrorRendering

@@ -78,7 +78,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         channel, segments = Channel.from_fd(channel_fd), Channel.from_fd(segments_fd)
         _announce(segments)
         configure = _configure(channel)
-        process_names.join_session(configure.notebook, os.getppid())
+        process_names.join_session(configure.notebook)
         broker = SegmentClient(segments, client=client)
         store = sharing.Store(client)
         store.connect(broker)

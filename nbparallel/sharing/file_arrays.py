@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import math
 import os
@@ -23,6 +24,7 @@ from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy, network_
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.page_allocation import explained, fill
 from nbparallel.sharing.strategies.strategy import SegmentSource
+from nbparallel.wire.locked_names import hold
 
 _FLAGS = {"r": os.O_RDONLY, "r+": os.O_RDWR, "w+": os.O_RDWR | os.O_CREAT | os.O_EXCL}
 
@@ -132,8 +134,10 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
         source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
         try:
             source.fd = os.open(draft, _FLAGS["w+"] | os.O_CLOEXEC, 0o666)
+            hold(source.fd)
             fill(source.fd, size, header.getbuffer())
             os.replace(draft, path)
+            fcntl.flock(source.fd, fcntl.LOCK_UN)  # from now on it is the user's
         except BaseException:
             source.close()
             raise
@@ -145,7 +149,7 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
 
 
 def _user_error(error: OSError, nbytes: int, disk: SegmentDirectory, path: str) -> OSError | NbParallelError:
-    """Return an error about the user's file, not about the draft or the record beside it."""
+    """Return an error about the user's file, not about the draft."""
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
         return explained(error, nbytes, disk)
     return OSError(error.errno, error.strerror, path if os.path.isdir(path) else disk.path)

@@ -18,10 +18,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from nbparallel.supervisor import children
-from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
 from nbparallel.supervisor.process_table import descriptors, environment, kill_where
-from nbparallel.wire.identity import boot_time, process_of, process_state, this_process, this_world
-from nbparallel.wire.owners import Owner
+from nbparallel.wire.identity import Process, has_ended, process_of, process_state, this_process
 
 SESSION, CLIENT, OWNER = "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER"
 """Environment variables of every process below a session: its id, its rank's client number, its owner."""
@@ -36,8 +34,16 @@ class _Dead:
 
 def mark_children(notebook: int) -> None:
     """Mark every process below this one, the supervisor, with its owner, by an environment variable."""
-    head = process_of(notebook)
-    os.environ[OWNER] = Owner(this_world(), head, (head, this_process())).text()
+    owners = (process_of(notebook), this_process())
+    os.environ[OWNER] = " ".join([_namespaces(), *(f"{owner.pid}:{owner.started}" for owner in owners)])
+
+
+def _namespaces() -> str:
+    """Return where pids and start times mean what they mean here; empty where the system does not say."""
+    try:
+        return ":".join(str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("pid", "time"))
+    except OSError:
+        return ""
 
 
 class Orphans:
@@ -86,19 +92,20 @@ def orphans_text(count: int) -> str:
 def end_orphans() -> int:
     """Kill the processes of sessions whose notebook and supervisor are dead for sure; return how many.
 
-    Their environment holds the owner record of their session.
+    Their environment names both.
     """
-    owner_liveness = OwnerLiveness(this_world(), boot_time())
-    return kill_where(lambda pid: _is_orphan(pid, owner_liveness))[1]
+    return kill_where(_is_orphan)[1]
 
 
-def _is_orphan(pid: int, owner_liveness: OwnerLiveness) -> bool:
+def _is_orphan(pid: int) -> bool:
     mark = f"{OWNER}=".encode()
     for variable in environment(pid):
         if variable.startswith(mark):
-            try:
-                owner = Owner.parse(os.fsdecode(variable[len(mark) :]))
-            except ValueError:
-                return False
-            return owner_liveness.check(owner, 0.0, on_disk=False).liveness is Liveness.DEAD
+            place, *owners = os.fsdecode(variable[len(mark) :]).split(" ")
+            return bool(place and owners) and place == _namespaces() and all(map(_has_ended, owners))
     return False
+
+
+def _has_ended(owner: str) -> bool:
+    pid, _, started = owner.partition(":")
+    return pid.isdecimal() and started.isdecimal() and has_ended(Process(int(pid), int(started)))

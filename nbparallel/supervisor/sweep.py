@@ -2,17 +2,17 @@
 
 While notebook or supervisor lives, names go with their session (`ledger`, note [names]).  If both were
 killed together, or a script without a session, they stay, with the memory behind them.  The next session
-looks at all names that begin as ours do, reads the owner record beside each (`wire.owners`), and removes
-those whose owner is dead for sure (`death`), of this user, and made as ours are.  All else stays and can be
-listed.
+looks at all names that begin as ours do, and removes those that no process has locked (`wire.locked_names`),
+of this user, and made as ours are.  All else stays and can be listed.
 
 Several sweeps at the same time do no harm: a name is removed by one of them.  Nor does a session that has
-just begun: its record is there before its first name, and a name without a record is kept.
+just begun: a name that a sweep finds before it is locked is drawn anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import os
 import stat
@@ -22,20 +22,24 @@ from typing import Any, TypeAlias
 
 from nbparallel.supervisor.children import is_exiting
 from nbparallel.supervisor.event_loop import is_ready
-from nbparallel.supervisor.owner_liveness import Liveness, LivenessResult, OwnerLiveness
-from nbparallel.wire import owners
-from nbparallel.wire.identity import Process, boot_time, this_world
-from nbparallel.wire.owners import Owner
+from nbparallel.wire import locked_names
 from nbparallel.wire.segments import NAME_PREFIX
 from nbparallel.wire.units import size_text
-
-LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "overlay"})
-"""Kinds of file systems that outlive a boot and that two machines never use at the same time."""
-
 
 LARGE = 256 << 20
 """So many bytes take some ten milliseconds to free."""
 Remove: TypeAlias = Callable[[str, int], None]
+
+
+class Liveness(enum.Enum):
+    """What is known of the processes that need a name."""
+
+    DEAD = "dead"
+    """There is none, for sure."""
+    LIVING = "living"
+    """One of them runs."""
+    UNKNOWN = "unknown"
+    """Neither is certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,11 @@ class StaleName:
     removed: bool
     """Whether it is gone now."""
     liveness: Liveness
-    """Whether its owner lives."""
+    """Whether a process needs it."""
     reason: str
     """How that is known, or why it is not."""
-    session: str
-    """Distinguishes sessions: process id of the notebook or script and its start; empty: not known."""
+    notebook: int
+    """Process id of the notebook or script in whose session it was made; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class SweepReport:
     removed: tuple[StaleName, ...]
     """Names of dead sessions, which are gone now."""
     left: tuple[StaleName, ...]
-    """Names that stay: their owner lives, or that is not known."""
+    """Names that stay: a process needs them, or that is not known."""
 
     @property
     def unknown(self) -> tuple[StaleName, ...]:
@@ -73,7 +77,7 @@ class SweepReport:
     @property
     def sentence(self) -> str:
         """The sentence for the user; empty if nothing was removed."""
-        sessions = len({name.session for name in self.removed})
+        sessions = len({name.notebook for name in self.removed})
         return removal_text(len(self.removed), sum(name.nbytes for name in self.removed), sessions)
 
 
@@ -143,166 +147,81 @@ def steps(
     remove : callable, optional
         Called with a path and the bytes behind it; its `OSError` leaves the name there.  None: only look.
     """
-    waiting = list(owners.usual_places() if places is None else places)
-    owner_liveness = OwnerLiveness(this_world(), boot_time())
+    waiting = list(locked_names.usual_places() if places is None else places)
     seen: set[tuple[int, int]] = set()
-    pointers: list[tuple[str, Owner]] = []
+    pointers: list[tuple[str, str]] = []
     while waiting:
         directory = waiting.pop(0)
         try:
             status = os.stat(directory)
-            names = [name for name in os.listdir(directory) if name.startswith(NAME_PREFIX)]
+            names = sorted(_ours_in(directory))
         except OSError:
             continue
         if (status.st_dev, status.st_ino) in seen:
             continue
         seen.add((status.st_dev, status.st_ino))
         yield None
+        unseen = locked_names.unseen_reason(directory)
         for name in names:
-            pointer = _pointer(directory, name)
-            if pointer is not None:
-                pointers.append(pointer)
-                waiting.append(pointer[1].directory)
-        yield from _Directory(directory, names, owner_liveness).steps(remove=remove)
-    for path, owner in pointers:
-        if remove and _spent(path, owner, owner_liveness):
-            _unlink(path)
+            path = os.path.join(directory, name)
+            if not locked_names.is_pointer(name):
+                yield _deal_with(path, unseen, remove=remove)
+            elif target := locked_names.read_pointer(path):
+                pointers.append((path, target))
+                waiting.append(target)
+    for path, target in pointers:
+        if remove and not _leads_to_names(path, target):
+            locked_names.remove_stale(path)
         yield None
 
 
-class _Directory:
-    """One directory in which names were found."""
-
-    def __init__(self, path: str, names: list[str], owner_liveness: OwnerLiveness) -> None:
-        self._path = path
-        self._names = names
-        self._owner_liveness = owner_liveness
-        self._on_disk: bool | None = None
-
-    def steps(self, *, remove: Remove | None) -> Iterator[StaleName | None]:
-        groups: dict[str, list[str]] = {}
-        for name in sorted(self._names):
-            if owners.pointer_stem(name):
-                continue
-            stem = owners.stem_of(name) or owners.record_stem(name)
-            members = groups.setdefault(stem, [])
-            if not owners.record_stem(name):
-                members.append(name)
-        for stem, members in groups.items():
-            owner, result = self._check_owner(stem)
-            complete = True
-            for name in members:
-                found = self._deal_with(name, owner, result, remove=remove)
-                complete = complete and (found is None or found.removed)
-                yield found
-            if remove and result.liveness is Liveness.DEAD and complete:
-                _unlink(self._record(stem))
-                yield None
-
-    def _record(self, stem: str) -> str:
-        return os.path.join(self._path, f"{stem}.owner")
-
-    def _check_owner(self, stem: str) -> tuple[Owner | None, LivenessResult]:
-        if not stem:
-            return None, LivenessResult(Liveness.UNKNOWN, "the name is not made as this version makes names")
-        record = self._record(stem)
-        try:
-            status = os.lstat(record)
-            if status.st_uid != os.geteuid():
-                return None, LivenessResult(
-                    Liveness.UNKNOWN, f"the owner record is of another user ({status.st_uid})"
-                )
-            owner = Owner.parse(owners.read(record))
-        except FileNotFoundError:
-            return None, LivenessResult(Liveness.UNKNOWN, "there is no owner record beside it")
-        except OSError as error:
-            return None, LivenessResult(
-                Liveness.UNKNOWN, f"the owner record cannot be read: {error.strerror}"
-            )
-        except ValueError:
-            return None, LivenessResult(Liveness.UNKNOWN, "the owner record is damaged or of another version")
-        if self._on_disk is None:
-            self._on_disk = lies_on_local_disk(self._path)
-        return owner, self._owner_liveness.check(owner, status.st_ctime, on_disk=self._on_disk)
-
-    def _deal_with(
-        self, name: str, owner: Owner | None, result: LivenessResult, *, remove: Remove | None
-    ) -> StaleName | None:
-        path = os.path.join(self._path, name)
-        try:
-            status = os.lstat(path)
-        except OSError:
-            return None  # removed since, and its record with it
-        session = "" if owner is None else _session(owner.head)
-        nbytes, liveness, reason = status.st_blocks * 512, result.liveness, result.reason
-        if status.st_uid != os.geteuid():
-            liveness, reason = Liveness.UNKNOWN, f"of another user ({status.st_uid})"
-        elif not stat.S_ISREG(status.st_mode):
-            liveness, reason = Liveness.UNKNOWN, "no file"
-        removed = False
-        if remove and liveness is Liveness.DEAD:
-            try:
-                remove(path, nbytes)
-                removed = True
-            except FileNotFoundError:
-                return None  # another sweep was quicker
-            except OSError as error:
-                reason = f"it could not be removed: {error.strerror}"
-        return StaleName(path, nbytes, removed, liveness, reason, session)
+def _ours_in(directory: str) -> list[str]:
+    return [name for name in os.listdir(directory) if name.startswith(NAME_PREFIX)]
 
 
-def _session(head: Process) -> str:
-    return f"{head.pid}:{head.started}"
-
-
-def _pointer(directory: str, name: str) -> tuple[str, Owner] | None:
-    """Return a pointer of this user's and what it says; None if it is none that can be trusted."""
-    path = os.path.join(directory, name)
-    if not owners.pointer_stem(name):
-        return None
+def _leads_to_names(pointer: str, directory: str) -> bool:
+    stem = locked_names.stem_of(os.path.basename(pointer))
     try:
-        if os.lstat(path).st_uid != os.geteuid():
-            return None
-        owner = Owner.parse(owners.read(path))
-    except (OSError, ValueError):
-        return None
-    return (path, owner) if os.path.isabs(owner.directory) else None
+        return any(name.startswith(f"{stem}_") for name in _ours_in(directory))
+    except OSError:
+        return False  # it was removed with all that was in it
 
 
-def _spent(path: str, owner: Owner, owner_liveness: OwnerLiveness) -> bool:
-    """Return whether a pointer leads to nothing any more, and its owner is dead."""
+def _deal_with(path: str, unseen: str, *, remove: Remove | None) -> StaleName | None:
     try:
         status = os.lstat(path)
     except OSError:
-        return False
-    record = os.path.join(owner.directory, f"{owners.pointer_stem(os.path.basename(path))}.owner")
-    if os.path.lexists(record):
-        return False
-    on_disk = lies_on_local_disk(os.path.dirname(path))
-    return owner_liveness.check(owner, status.st_ctime, on_disk=on_disk).liveness is Liveness.DEAD
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass  # another sweep was quicker, or it is not ours to remove
-
-
-def lies_on_local_disk(directory: str) -> bool:
-    """Return whether a directory's files outlive a boot and are this machine's alone."""
-    device = os.stat(directory).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    kinds = set()
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                before, _, after = line.partition(" - ")
-                if before.split()[2] == number:
-                    kinds.add(after.split()[0])
-    except (OSError, IndexError):
-        return False
-    return bool(kinds) and kinds <= LOCAL_DISKS
+        return None  # removed since
+    nbytes, notebook = status.st_blocks * 512, locked_names.notebook_of(os.path.basename(path))
+    removed, liveness = False, Liveness.UNKNOWN
+    if not notebook:
+        reason = "the name is not made as this version makes names"
+    elif status.st_uid != os.geteuid():
+        reason = f"of another user ({status.st_uid})"
+    elif not stat.S_ISREG(status.st_mode):
+        reason = "no file"
+    elif unseen:
+        reason = unseen
+    else:
+        try:
+            fd = locked_names.seize(path)
+        except FileNotFoundError:
+            return None  # another sweep was quicker
+        except BlockingIOError:
+            liveness, reason = Liveness.LIVING, "a process that needs it lives"
+        except OSError as error:
+            reason = f"it cannot be opened: {error.strerror}"
+        else:
+            liveness, reason = Liveness.DEAD, "the processes that needed it have ended"
+            try:
+                if remove:
+                    remove(path, nbytes)
+                    removed = True
+            except OSError as error:
+                reason = f"it could not be removed: {error.strerror}"
+            finally:
+                os.close(fd)
+    return StaleName(path, nbytes, removed, liveness, reason, notebook)
 
 
 EXIT_SECONDS = 10.0
@@ -377,7 +296,7 @@ class BackgroundSweep:
         self._steps = steps(remove=unlink_aside)
 
     def step(self) -> None:
-        """Look at one name, and remove it if its owner is dead; nothing if it is over."""
+        """Look at one name, and remove it if it is stale; nothing if it is over."""
         if self._steps is None:
             return
         try:

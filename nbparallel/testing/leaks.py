@@ -30,8 +30,7 @@ from typing import Any
 from nbparallel.supervisor.sweep import look
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
-from nbparallel.wire import owners
-from nbparallel.wire.owners import Owner
+from nbparallel.wire.locked_names import notebook_of
 
 GRACE_SECONDS = 2.0
 """How long what was released may take to vanish (T_gone: a killed kernel's ranks)."""
@@ -204,9 +203,8 @@ def _is_of_others(path: str, *, started: bool) -> bool:
     """Return whether another program has made this name: all of the machine make theirs in one place.
 
     It has if no process of this run can have: this one has not, and the test has `started` none.  It has as
-    well if a living process that is not of this run maps the name or owns it, or one that is older than this
-    run.  Semaphores and temporary folders are this run's; this process
-    keeps its folder, and one with a socket in use is not left.
+    well if a living process that is not of this run maps the name or is its notebook.  Semaphores and
+    temporary folders are this run's; this process keeps its folder, and one with a socket in use is not left.
     """
     if os.path.isdir(path):
         used = Path("/proc/net/unix").read_text() if processes.HAS_PROC else ""
@@ -216,18 +214,12 @@ def _is_of_others(path: str, *, started: bool) -> bool:
         )
     if path.startswith(f"{SHARED_NAMES}/sem."):
         return False
-    own = processes.read(os.getpid())
     family = {os.getpid(), *(record.pid for record in processes.family(os.getpid(), _own_mark()))}
-    try:
-        owner = Owner.parse(owners.read(owners.record_path(path) or path))
-        if any(p.pid == os.getpid() for p in owner.processes):
-            return False
-        if any(p.pid not in family and processes.read(p.pid) is not None for p in owner.processes):
-            return True
-        if own is not None and owner.head.started < own.started:
-            return True
-    except (OSError, ValueError):
-        pass  # no record names its owner
+    notebook = notebook_of(os.path.basename(path))
+    if notebook == os.getpid():
+        return False
+    if notebook and notebook not in family and processes.read(notebook) is not None:
+        return True
     if not started:
         return True
     for pid in processes.pids() - family:
@@ -320,4 +312,4 @@ def names_of(notebook: int, places: Iterable[str] | None = None) -> list[str]:
         Where to look; by default where a sweep does.
     """
     found = look(places).left
-    return sorted(name.path for name in found if name.session.partition(":")[0] == str(notebook))
+    return sorted(name.path for name in found if name.notebook == notebook)

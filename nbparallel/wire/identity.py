@@ -1,13 +1,12 @@
 """Identity: which process this is, in words that another one can check later.
 
-Some facts (proc(5), pid_namespaces(7), time_namespaces(7), machine-id(5)):
+Some facts (proc(5), pid_namespaces(7), time_namespaces(7)):
 
 * a pid may be used again, in the same pid namespace; pid and start time together may not;
-* the boot id is random and new with every boot.  Some containers are given one of their own;
-* the inode number of a namespace is unique while the namespace exists;
 * a start time is shown as the reader's time namespace has it: readers of two of them disagree;
 * ``/proc`` may be missing, or show another pid namespace than ours: then ``/proc/self`` is not our pid;
-* the machine's id is no secret between its users, but must not leave it: only a checksum is used.
+* a process that has ended stays a zombie until its parent waits for it; in a container without an init
+  possibly forever.  A process whose other threads go on looks like a zombie, too.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import platform
 import socket
 import struct
 import sys
-import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -26,8 +24,6 @@ from nbparallel.errors import ProtocolError
 
 _PID = struct.Struct("<q")
 _CREDENTIALS = struct.Struct("3i")
-BOOT_LETTERS = 16
-"""Hexadecimal digits of the boot id that are kept: 62 random bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +69,12 @@ class WorldPlace:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, for as long as its world exists."""
+    """A process, for as long as the machine runs."""
 
     pid: int
     """Its number in its pid namespace."""
     started: int
     """Clock ticks from boot to its start; 0: not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """Where pids and start times mean something."""
-
-    boot: str
-    """Begin of the boot id; empty: not known."""
-    pid_namespace: int
-    """Inode number; 0: not known."""
-    time_namespace: int
-    """Inode number; 0: the kernel has none."""
-    machine: str
-    """Checksum of the machine's id; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,40 +141,23 @@ def shows_our_pids() -> bool:
         return False
 
 
-def this_world() -> World:
-    """Return the boot, the machine and the namespaces that this process runs in."""
-    boot = _first_line("/proc/sys/kernel/random/boot_id").replace("-", "")[:BOOT_LETTERS]
-    machine = _first_line("/etc/machine-id")
-    return World(
-        boot if len(boot) == BOOT_LETTERS else "",
-        _inode("/proc/self/ns/pid"),
-        _inode("/proc/self/ns/time"),
-        f"{zlib.crc32(machine.encode()):08x}" if machine else "",
-    )
-
-
-def boot_time() -> float | None:
-    """Return when this machine booted, in seconds as file times are; None if it does not say."""
+def has_ended(process: Process) -> bool:
+    """Return whether a process has ended, for sure; a zombie has, unless other threads of its go on."""
     try:
-        with open("/proc/stat", encoding="utf-8") as file:
-            return next((float(line.split()[1]) for line in file if line.startswith("btime ")), None)
-    except (OSError, ValueError):
-        return None
-
-
-def _first_line(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.readline().strip()
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return True
     except OSError:
-        return ""
-
-
-def _inode(path: str) -> int:
+        pass  # another user's
+    state = process_state(process.pid) if shows_our_pids() else None
+    if state is None or not process.started:
+        return False
+    if state.started != process.started:
+        return True  # another one has its number
     try:
-        return os.stat(path).st_ino
+        return state.letter in "ZX" and len(os.listdir(f"/proc/{process.pid}/task")) == 1
     except OSError:
-        return 0
+        return False
 
 
 MODULES = ("nbparallel", "numpy")

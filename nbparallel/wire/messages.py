@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
-from nbparallel.wire.identity import Process, WorldPlace
+from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.inspection import DrawnNames, MessageReport
 from nbparallel.wire.timeline import RankTimeline
 
@@ -73,8 +73,8 @@ class Configure(Message):
     """IPython's colour scheme of the notebook."""
     magics: bool
     """Whether advice may name magics: a script has none."""
-    notebook: Process
-    """The notebook's own process."""
+    notebook: int
+    """The notebook's own process id."""
     hosts: WorldPlace | None = None
     """Of a session on several hosts: where its ranks are."""
 

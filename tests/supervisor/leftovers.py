@@ -1,63 +1,45 @@
-"""What dead and living sessions leave in a directory: names, records, owners."""
+"""What dead and living sessions leave in a directory: names, some of them locked."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from dataclasses import replace
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nbparallel.wire import owners
-from nbparallel.wire.identity import Process, this_process, this_world
-from nbparallel.wire.owners import Owner
+from nbparallel.wire import locked_names
 
-WORLD, ME = this_world(), this_process()
 NOBODY = 65534
-LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
+_held: list[int] = []
 
 
-def dead_process() -> Process:
-    """Return a process that has ended."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        pass
-    return Process(child.pid, 1)
+@pytest.fixture(autouse=True)
+def _release() -> Iterator[None]:
+    """Give up what the test has locked."""
+    yield
+    while _held:
+        os.close(_held.pop())
 
 
-DEAD = dead_process()
-
-
-def owner(*processes: Process, **changes: object) -> Owner:
-    """Return an owner in this world, with changes to it."""
-    return Owner(replace(WORLD, **changes), processes[0], processes)  # type: ignore[arg-type]
-
-
-def token(number: int) -> str:
-    """Return a token of ten letters for a number."""
-    return "".join(LETTERS[number >> 5 * i & 31] for i in range(10))
-
-
-def leave(folder: Path, who: Owner | str | None, count: int = 1, number: int = 1) -> list[Path]:
-    """Make names and their record as a process would; return the names."""
-    stem = f"nbp_{token(number)}"
-    if isinstance(who, Owner):
-        owners.write(str(folder / f"{stem}.owner"), who)
-    elif who is not None:
-        (folder / f"{stem}.owner").symlink_to(who) if who else None
-    paths = [folder / f"{stem}_{LETTERS[i & 31]}{LETTERS[i >> 5 & 31]}" for i in range(count)]
+def leave(folder: Path, count: int = 1, number: int = 1, *, living: bool = False) -> list[Path]:
+    """Make names as a process would, which has ended, or lives; return the names."""
+    letters = locked_names.LETTERS
+    paths = [
+        folder / f"{locked_names.stem(4242, number)}_{letters[i & 31]}{letters[i >> 5 & 31]}"
+        for i in range(count)
+    ]
     for path in paths:
-        path.write_bytes(b"x" * 5000)
-        path.chmod(0o600)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        if living:
+            assert locked_names.hold(fd)
+            _held.append(fd)
+        os.write(fd, b"x" * 5000)
+        if not living:
+            os.close(fd)
     return paths
 
 
 def left_in(folder: Path) -> set[str]:
     """Return all file names in a folder."""
     return {path.name for path in folder.iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def _no_pointers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave nothing where other sessions look."""
-    monkeypatch.setattr(owners, "pointer_path", lambda record: "")

@@ -18,10 +18,8 @@ from nbparallel.supervisor.ledger.actions import (
     Refuse,
     StoreDescriptor,
     Unlink,
-    Unrecord,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.wire.owners import record_path
 from nbparallel.wire.segments import (
     AllowWrite,
     Fetch,
@@ -57,7 +55,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.sequence = 0
         self.files = {}
         self.named = {}
-        self.records = {}
         self.writable = set()
         self.unwanted = set()
         self.sizes = {}
@@ -86,9 +83,6 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert not self.holds.get(user), "a name went while its segment was held"
                 self.files.pop(path)
                 self.named.pop(user, None)
-            case Unrecord(record):
-                assert self.records.pop(record) not in self.alive, "a living process's record went"
-                assert not any(record_path(path) == record for path in self.files), "before the last name"
             case Close(segment):
                 assert not self.holds.get(segment), "a segment with a living hold was closed"
                 self.open.remove(segment)
@@ -157,13 +151,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(client=CLIENTS, path=PATHS)
     def intend(self, client, path):
-        record = record_path(path)
         good = client in self.alive and self.files.get(path, client) == client
-        if path not in self.files:
-            good = good and self.records.get(record, client) == client
         if good:
             self.files[path] = client
-            self.records.setdefault(record, client)
         assert good != any(isinstance(action, Disconnect) for action in self.step(client, Intend(path)))
 
     @rule(client=CLIENTS, path=PATHS)
@@ -276,10 +266,6 @@ class LedgerMachine(RuleBasedStateMachine):
         assert {s: h for s, h in recorded.items() if h} == {s: h for s, h in self.holds.items() if h}
         assert set(recorded) == self.open
         assert self.ledger.names == self.files
-        assert set(self.ledger.records) == set(self.records)
-        needed = {record_path(path) for path in self.files}
-        for record, maker in self.records.items():
-            assert maker in self.alive or record in needed, "nobody needs it, and the record was kept"
         for path, maker in self.files.items():
             held = [segment for segment, p in self.named.items() if p == path and recorded.get(segment)]
             assert maker in self.alive or held, "nobody needs it, and its name was kept"

@@ -9,10 +9,8 @@ import sys
 
 import pytest
 
-from nbparallel.supervisor.orphans import end_orphans, orphans_text
-from tests.supervisor.leftovers import DEAD, ME, owner
-
-pytestmark = pytest.mark.usefixtures("no_pointers")
+from nbparallel.supervisor.orphans import end_orphans, mark_children, orphans_text
+from nbparallel.wire.identity import process_of, this_process
 
 
 def test_the_line_about_processes() -> None:
@@ -22,11 +20,27 @@ def test_the_line_about_processes() -> None:
     assert orphans_text(2) == "ended 2 processes that a killed session had left running"
 
 
-def test_an_orphan_is_told_by_the_record_in_its_environment() -> None:
-    """Who bears a dead session's record is ended; who bears a living one's, none or half of one is not."""
+def test_an_orphan_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose notebook and supervisor are dead is ended; where one lives, or nothing is said, it is not."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as gone:
+        dead = process_of(gone.pid)
+        gone.kill()
+    monkeypatch.setenv("NBP_OWNER", "")
+    mark_children(os.getpid())
+    place = os.environ["NBP_OWNER"].split(" ")[0]
+    me = this_process()
+    ended, living = f"{dead.pid}:{dead.started}", f"{me.pid}:{me.started}"
+    reused = f"{me.pid}:{me.started + 1}"
     started = []
-    for record in (owner(DEAD).text(), owner(ME).text(), "", owner(DEAD).text()[:-1]):
-        environment = {**os.environ, "NBP_OWNER": record}
+    marks = (
+        f"{place} {ended} {reused}",
+        f"{place} {ended} {living}",
+        f"1:2 {ended}",
+        f"{place} {me.pid}:0",
+        "",
+    )
+    for mark in marks:
+        environment = {**os.environ, "NBP_OWNER": mark}
         words = [sys.executable, "-c", "print(flush=True); input()"]
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment))
@@ -35,7 +49,7 @@ def test_an_orphan_is_told_by_the_record_in_its_environment() -> None:
         child.stdout.readline()
     end_orphans()  # or another session of this machine was quicker
     assert started[0].wait(10) == -signal.SIGKILL
-    assert [child.poll() for child in started[1:]] == [None] * 3
+    assert [child.poll() for child in started[1:]] == [None] * 4
     for child in started:
         with child:
             child.kill()

@@ -15,15 +15,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nbparallel.wire import owners
-from nbparallel.wire.identity import boot_time, this_process, this_world
-from nbparallel.wire.owners import Owner
+from nbparallel.wire import locked_names
 from nbparallel.wire.units import size_text
 from nbparallel_magics.output.layout import Item, Rich, Text
 
 PREFIX = "nbparallel-output-"
-_OWNER = "owner"
-"""A dangling link inside the folder: its text names the owning process (`wire.owners`)."""
+_LOCK = ".lock"
+"""A file inside the folder, locked as long as the notebook lives (`wire.locked_names`)."""
 
 
 class LogFolder:
@@ -31,6 +29,7 @@ class LogFolder:
 
     def __init__(self) -> None:
         self._path = ""
+        self._lock_fd = -1
         self._count = 0
         self._removed = False
         self._pid = os.getpid()
@@ -42,7 +41,8 @@ class LogFolder:
             if self._removed:
                 raise FileNotFoundError("the extension was unloaded")
             if not os.path.isdir(self._path):  # not made yet, or removed by a clean-up of temporary files
-                self._path = _make()
+                self._release()
+                self._path, self._lock_fd = _make()
             self._count += 1
             path = os.path.join(self._path, f"output-{self._count}.log")
         os.close(new_file(path))
@@ -54,8 +54,14 @@ class LogFolder:
             return
         with self._lock:
             path, self._path, self._removed = self._path, "", True
-        if path:
-            shutil.rmtree(path, ignore_errors=True)
+            if path:
+                shutil.rmtree(path, ignore_errors=True)
+            self._release()
+
+    def _release(self) -> None:
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def new_file(path: str) -> int:
@@ -63,14 +69,14 @@ def new_file(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def _make() -> str:
+def _make() -> tuple[str, int]:
+    """Return a new folder, and the descriptor that holds its lock."""
     path = tempfile.mkdtemp(prefix=PREFIX)
-    me = this_process()
-    try:
-        os.symlink(Owner(this_world(), me, (me,)).text(), os.path.join(path, _OWNER))
-    except OSError:
-        pass  # a file system without links: only this process removes it
-    return path
+    fd = new_file(os.path.join(path, _LOCK))
+    if locked_names.hold(fd):
+        return path, fd
+    os.close(fd)  # a sweep has found it in this moment
+    return _make()
 
 
 def remove_abandoned() -> None:
@@ -85,21 +91,20 @@ def remove_abandoned() -> None:
 
 
 def sweep(folders: list[Path]) -> None:
-    """Remove those folders of this user whose owning process is surely dead."""
-    from nbparallel.supervisor.owner_liveness import Liveness, OwnerLiveness
-    from nbparallel.supervisor.sweep import lies_on_local_disk
-
-    owner_liveness = OwnerLiveness(this_world(), boot_time())
+    """Remove those folders of this user whose lock no process holds."""
     for folder in folders:
         try:
-            status, record = os.lstat(folder), os.lstat(folder / _OWNER)
-            owner = Owner.parse(owners.read(str(folder / _OWNER)))
-            on_disk = lies_on_local_disk(str(folder))
-        except (OSError, ValueError):
-            continue  # just made, another user's, or not made by us
-        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == record.st_uid == os.geteuid()
-        if ours and owner_liveness.check(owner, record.st_ctime, on_disk=on_disk).liveness is Liveness.DEAD:
+            status = os.lstat(folder)
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if not ours or locked_names.unseen_reason(str(folder)):
+                continue
+            fd = locked_names.seize(str(folder / _LOCK))
+        except OSError:
+            continue  # in use, just made, or not made by us
+        try:
             shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
 
 
 LARGEST_LOG = 1_000_000_000

@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 from nbparallel.distributed.runtime.peer_memory import OFF
 from nbparallel.errors.text.table import Table, TableView
 from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspect_machine
-from nbparallel.supervisor.owner_liveness import Liveness
-from nbparallel.supervisor.sweep import StaleName
+from nbparallel.supervisor.sweep import Liveness, StaleName
 from nbparallel.wire.units import size_text
 
 FILES_FREE = 512

@@ -43,12 +43,11 @@ from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle, working_context
 from nbparallel.session.processes.refusals import as_start_error, start_error
 from nbparallel.session.processes.supervisor_client import SupervisorClient
-from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import ABANDONED_ENTRIES, keep_locks
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.identity import WorldPlace, this_process
+from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
 from nbparallel.wire.system import do_all, ready
 from nbparallel.wire.units import size_text
@@ -256,7 +255,7 @@ class RankPool:
             seed=self._seed,
             colors=notebook_colors(),
             magics=has_magics(),
-            notebook=this_process(),
+            notebook=os.getpid(),
             hosts=self.hosts,
         )
 
@@ -369,7 +368,6 @@ class RankPool:
             wake, self._wake = self._wake, -1
             do_all(
                 *(handle.leave for handle in self.handles),
-                process_names.change_token,
                 self._reclaimer.close,
                 lambda: sharing.current_store().disconnect(self.supervisor.broker),
                 self.supervisor.stop,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.sharing.memory.memory_limits import DELETE_ARRAYS, full_error
+from nbparallel.wire.locked_names import file_system_of
 from nbparallel.wire.units import size_text
 
 
@@ -62,35 +62,3 @@ class SegmentDirectory:
             return self.path
         kind = file_system_of(self.path) or "file system"
         return f"{self.path} ({kind} of {size_text(extent.f_blocks * extent.f_frsize)})"
-
-
-def file_system_of(path: str) -> str:
-    """Return the kind of file system that holds `path`; empty if the system does not say.
-
-    >>> file_system_of("/proc/self")
-    'proc'
-    """
-    try:
-        device = os.stat(path).st_dev
-    except OSError:
-        device = 0
-    return _file_system_on(path, device)
-
-
-@lru_cache(maxsize=64)
-def _file_system_on(path: str, device: int) -> str:
-    """Return the kind for a path on this device: another one, if something is mounted over it."""
-    path = os.path.realpath(path)
-    best, kind = "", ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.readlines()
-    except OSError:
-        return ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = before.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, kind = point, after.split()[0]
-    return kind

@@ -20,10 +20,11 @@ from typing import Any
 
 from nbparallel.errors import StrategyUnavailableError
 from nbparallel.sharing.memory.mapping import Access, Content, Mapping
-from nbparallel.sharing.strategies.directory import SegmentDirectory, file_system_of
+from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
 from nbparallel.sharing.strategies.page_allocation import map_whole
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
+from nbparallel.wire.locked_names import ON_DISK, file_system_of
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs"}
@@ -31,8 +32,6 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"fuse.gcsfuse", "fuse.ceph", "fuse.drive", "panfs", "pvfs2", "wekafs"}
 )
 """Kinds of file systems, as /proc/self/mountinfo calls them, whose files live on another machine."""
-ON_DISK = "/var/tmp"
-"""Large temporary files belong here (hier(7)); /tmp is often in memory."""
 
 
 class MemoryMapStrategy(Strategy):

@@ -23,6 +23,7 @@ from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.page_allocation import explained, fill, whole_pages
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
+from nbparallel.wire.locked_names import hold
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 3
@@ -69,10 +70,7 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
     for _ in range(_TRIES):
         path = os.path.join(directory, process_names.draw())
         intend(path)
-        try:
-            process_names.claim(path)
-        except FileExistsError:
-            continue  # another's record: names are drawn anew
+        process_names.claim(path)
         if os.getpid() != pid:
             # A signal handler forked here and returned in the child as well: the name is the parent's.
             raise ForkedRankError(
@@ -85,12 +83,14 @@ def _create(directory: str, size: int, intend: Intend, strategy: str) -> Segment
         except FileExistsError:
             source.path = ""  # another's
             process_names.disclaim(path)
-            process_names.change_token()  # a program that saw our names can guess the next
+            process_names.change_stem()  # a program that saw our names can guess the next
         except BaseException:
             source.close()
             raise
         else:
-            return source
+            if hold(source.fd):
+                return source
+            source.close()
     raise FileExistsError(
         errno.EEXIST,
         f"{_TRIES} random names in a row were taken, the last one was {path}: a program puts files there; "

@@ -2,7 +2,7 @@
 
 `SegmentServer` reads the clients' frames (`wire.segments`) and gives each message to `Ledger.step`, a pure
 state machine, which returns `actions`: descriptors to keep, send or close, names to unlink, notices to send.
-The server performs them.  Three parts of the ledger's state have files of their own: `segment_names` (names
-in the file system and the owner records beside them), `memories` (blocks of memory over all their uses,
-which clients keep mapped) and `parcels` (messages under way, which hold segments, and their mailboxes).
+The server performs them.  Two parts of the ledger's state have files of their own: `memories` (blocks of
+memory over all their uses, which clients keep mapped) and `parcels` (messages under way, which hold segments,
+and their mailboxes).
 """

@@ -30,13 +30,6 @@ class Unlink:
 
 
 @dataclass(frozen=True, slots=True)
-class Unrecord:
-    """Remove the owner record of a dead maker's names, all of which are removed."""
-
-    record: str
-
-
-@dataclass(frozen=True, slots=True)
 class Grant:
     """Send a descriptor."""
 
@@ -103,5 +96,5 @@ class Disconnect:
 
 
 Action: TypeAlias = (
-    StoreDescriptor | Close | Unlink | Unrecord | Grant | Refuse | Idle | Drop | Ended | Unmap | Disconnect
+    StoreDescriptor | Close | Unlink | Grant | Refuse | Idle | Drop | Ended | Unmap | Disconnect
 )

@@ -26,8 +26,7 @@ Note [names]
 A client says which name it will make before it makes it (`Intend`).  From then on the name is the
 ledger's: it is removed with the last hold of its segment, when its maker ends and no client holds it, and
 with the session.  Removing a name takes no memory from processes that have mapped it, so removing too early
-keeps others from mapping it, but never loses data.  The record beside a maker's names (`wire.owners`) is kept
-as long as the maker lives, and removed after the last of them when it is dead.
+keeps others from mapping it, but never loses data.
 """
 
 from __future__ import annotations
@@ -46,12 +45,10 @@ from nbparallel.supervisor.ledger.actions import (
     StoreDescriptor,
     Unlink,
     Unmap,
-    Unrecord,
 )
 from nbparallel.supervisor.ledger.entries import Carry, Entry, Question
 from nbparallel.supervisor.ledger.memories import MemoryTable
 from nbparallel.supervisor.ledger.parcels import ParcelTable, holder_of
-from nbparallel.supervisor.ledger.segment_names import LedgerNames
 from nbparallel.wire.parcels import CloseMailbox, Open, ParcelMessage, Post, Take
 from nbparallel.wire.segments import (
     AllowWrite,
@@ -84,23 +81,14 @@ class Ledger:
     _turn: int = field(default=0, compare=False)
     memories: MemoryTable = field(default_factory=MemoryTable)
     """What clients may keep mapped."""
-    _names: LedgerNames = field(default_factory=LedgerNames)
+    names: dict[str, int] = field(default_factory=dict)
+    """Every name that may exist -> the client that said so."""
     parcels: ParcelTable = field(default_factory=ParcelTable)
     """Messages in flight."""
     _held: dict[int, set[int]] = field(default_factory=dict)
     """Client, or number of a parcel -> ids of the segments that it holds."""
     _made: dict[int, set[int]] = field(default_factory=dict)
     """Client -> ids of the segments that it made."""
-
-    @property
-    def names(self) -> dict[str, int]:
-        """Every name that may exist -> the client that said so."""
-        return self._names.makers
-
-    @property
-    def records(self) -> tuple[str, ...]:
-        """Every owner record that may exist."""
-        return tuple(self._names.records)
 
     @property
     def unsettled(self) -> bool:
@@ -128,11 +116,11 @@ class Ledger:
             case Register():
                 return self._register(client, message)
             case Intend(path):
-                if not self._names.add(path, client):
+                if self.names.setdefault(path, client) != client:
                     return [Disconnect(client, f"client {client} wants to make {path}, which is another's")]
             case Removed(path):
                 if self.names.get(path) == client:
-                    self._names.drop(path)
+                    del self.names[path]
             case Hold():
                 return self._hold_again(client, message, sequence)
             case Release():
@@ -170,7 +158,7 @@ class Ledger:
             entry.unwanted = False
             self._hold(client, segment, entry)
             return [StoreDescriptor(segment)]
-        if message.path and not self._names.add(message.path, client):
+        if message.path and self.names.setdefault(message.path, client) != client:
             return [Disconnect(client, f"client {client} registered {message.path}, which is another's")]
         if message.memory and not self._is_of(client, message):
             return [Disconnect(client, f"segment {segment:#x} can be no use of memory {message.memory:#x}")]
@@ -304,7 +292,8 @@ class Ledger:
         path, entry.path = entry.path, ""
         if path not in self.names:
             return []
-        return [Unlink(path), *map(Unrecord, self._names.bare([self._names.drop(path)], self.clients))]
+        del self.names[path]
+        return [Unlink(path)]
 
     def _decide(self, client: int, message: AllowWrite | Forget) -> list[Action]:
         segment = message.segment
@@ -334,8 +323,11 @@ class Ledger:
                 actions += self._delete(segment)
         actions += self.memories.gone(client)
         in_use = {entry.path for entry in self.entries.values()}
-        actions += map(Unlink, self._names.drop_unused(client, in_use))
-        return [*actions, *map(Unrecord, self._names.bare(self._names.records_of(client), self.clients))]
+        for path in sorted(path for path, maker in self.names.items() if maker == client):
+            if path not in in_use:
+                del self.names[path]
+                actions.append(Unlink(path))
+        return actions
 
     def _post(self, client: int, message: Post) -> list[Action]:
         if creator_of(message.parcel) != client:

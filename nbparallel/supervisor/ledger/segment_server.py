@@ -23,7 +23,7 @@ from nbparallel.errors import InternalError, ProtocolError
 from nbparallel.supervisor.ledger import actions as act
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.supervisor.ledger.memories import Memory
-from nbparallel.wire import owners
+from nbparallel.wire import locked_names
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import GuestRow, LedgerRow, pages
 from nbparallel.wire.parcels import PARCEL_MESSAGES, Post
@@ -31,6 +31,7 @@ from nbparallel.wire.segments import (
     CLIENT_SHIFT,
     MESSAGES,
     Fetched,
+    Intend,
     Lost,
     LostReason,
     Register,
@@ -88,6 +89,8 @@ class SegmentServer:
         self._inodes: dict[int, tuple[int, int]] = {}
         """Device and inode of segments whose descriptor was not kept."""
         self.max_descriptors = max_descriptors
+        self._pointers: set[str] = set()
+        """Where pointers to directories with names may lie; a living client has its own locked."""
         self._kept = 0
         """How often `hold_all_of` was called."""
 
@@ -185,6 +188,8 @@ class SegmentServer:
             if unpack is None:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on a segment socket")
             message = unpack(frame.payload)
+            if isinstance(message, Intend) and (pointer := locked_names.pointer_path(message.path)):
+                self._pointers.add(pointer)
             if isinstance(message, Register):
                 _check_memory(frame.fds[0], message.nbytes)
             return self._perform(self._ledger.step(client, message, frame.sequence), frame)
@@ -200,8 +205,9 @@ class SegmentServer:
         """Remove every name and close every descriptor: the session is over (idempotent)."""
         for path in self.names:
             _unlink(path)
-        for record in self._ledger.records:  # last: if this process is killed here, they still name the owner
-            owners.remove(record)
+        for pointer in self._pointers:  # last: until then a sweep may need them
+            locked_names.remove_stale(pointer)
+        self._pointers.clear()
         self._ledger = Ledger()
         while self._fds:
             os.close(self._fds.popitem()[1])
@@ -219,8 +225,6 @@ class SegmentServer:
                         os.close(fd)
                 case act.Unlink(path):
                     _unlink(path)
-                case act.Unrecord(record):
-                    owners.remove(record)
                 case act.Grant():
                     outgoing += self._grant(action)
                 case act.Refuse(client, segment, reason, sequence):
@@ -273,9 +277,11 @@ class SegmentServer:
         try:
             if kept is None:
                 return self._open_by_name(grant)
-            if grant.writable:
+            if grant.writable and not self._ledger.entries[grant.segment].path:
                 return os.dup(kept)
-            return os.open(f"/proc/self/fd/{kept}", os.O_RDONLY | os.O_CLOEXEC)
+            # Of a file with a name always a new open file: who only maps it does not keep it locked.
+            access = os.O_RDWR if grant.writable else os.O_RDONLY
+            return os.open(f"/proc/self/fd/{kept}", access | os.O_CLOEXEC)
         except OSError as error:
             return LostReason.NO_PROC if error.errno == errno.ENOENT else LostReason.DESCRIPTORS
 
@@ -291,8 +297,8 @@ class SegmentServer:
                 LostReason.DESCRIPTORS if error.errno in (errno.EMFILE, errno.ENFILE) else LostReason.REMOVED
             )
         status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) != self._inodes.get(grant.segment):
-            os.close(fd)  # another file was put there
+        if (status.st_dev, status.st_ino) != self._inodes.get(grant.segment) or not locked_names.hold(fd):
+            os.close(fd)  # another file was put there; locked, because nobody else need have it open
             return LostReason.REMOVED
         return fd
 

@@ -125,7 +125,7 @@ def test_f64_a_fork_in_the_middle_of_an_operation(point: str, end: str) -> None:
 IN_SHARING = """
 import os, numpy as np
 from nbparallel.sharing.strategies.owned_names import process_names
-from nbparallel.wire import owners
+from nbparallel.wire import locked_names
 children = []
 
 def forking(function):
@@ -157,7 +157,7 @@ for child in children: os.waitpid(child, 0)
 @pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("end", [*ENDS, "return", "return first"])
-@pytest.mark.parametrize("target", ["os.posix_fallocate", "os.symlink", "process_names.claim", "os.unlink"])
+@pytest.mark.parametrize("target", ["os.posix_fallocate", "os.ftruncate", "process_names.claim", "os.unlink"])
 def test_f64_a_fork_while_a_segment_is_made_or_freed(target: str, end: str) -> None:
     """What a child was born into the middle of, it leaves alone, however it ends."""
     before = {"kept": nbp.share(np.ones(50_000), strategy="file_system")}

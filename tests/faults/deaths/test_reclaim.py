@@ -18,6 +18,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
+from nbparallel.supervisor.sweep import Liveness, sweep
 from nbparallel.testing.leaks import names_of
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.identity import process_state
@@ -70,7 +71,7 @@ def test_names_and_memory_of_a_rank_go_whatever_signal_ends_it(name: str, promis
 
 @pytest.mark.slow
 def test_what_only_a_dead_rank_made_stays_while_others_hold_it() -> None:
-    """A name goes with the last hold, not with its maker; its record tells whose it was until then."""
+    """A name goes with the last hold, not with its maker; no sweep removes it until then."""
     with Session(2) as session:
         session.run(
             "if rank:\n"
@@ -84,26 +85,15 @@ def test_what_only_a_dead_rank_made_stays_while_others_hold_it() -> None:
         os.kill(session.statistics().ranks[1].pid, signal.SIGKILL)
         wait_until(lambda: session.statistics().ranks[1].state == "dead", session.statistics)
         assert session.run("float(held.sum())", ranks=[0]).values[0] == np.arange(40_000.0).sum()
-        assert names_of(os.getpid()) == [name]
+        assert [found.path for found in sweep().left if found.liveness is Liveness.LIVING] == [name]
         session.run("del held", ranks=[0])
         wait_until(lambda: not os.path.exists(name), lambda: name)
-    assert not [name for name in os.listdir("/dev/shm") if name.endswith(".owner") and mine(name)]
 
 
 def has_ended(pid: int) -> bool:
     """Return whether a process has ended; its parent may not have asked for it yet."""
     state = process_state(pid)
     return state is None or state.letter in "ZX"
-
-
-def mine(record: str) -> bool:
-    """Return whether an owner record in /dev/shm is this process's, or of a rank of its."""
-    from nbparallel.wire.owners import Owner, read
-
-    try:
-        return Owner.parse(read(f"/dev/shm/{record}")).head.pid == os.getpid()
-    except (OSError, ValueError):
-        return False
 
 
 def kill_idle(session: Session, pid: int) -> None:

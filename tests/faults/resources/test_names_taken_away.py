@@ -26,7 +26,7 @@ from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.testing.leaks import names_of
-from nbparallel.wire import owners
+from nbparallel.wire import locked_names
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import Fetch, Lost, LostReason, Register, segment_id
 
@@ -61,11 +61,10 @@ def test_f45_at_random_moments() -> None:
         while not done.is_set():
             paths = names_of(os.getpid(), ["/dev/shm"])
             for path in draw.sample(paths, draw.randint(0, len(paths))):
-                for target in (path, owners.record_path(path)):
-                    try:
-                        os.unlink(target)
-                    except FileNotFoundError:
-                        pass
+                try:
+                    os.unlink(path)
+                except FileNotFoundError:
+                    pass
             time.sleep(draw.random() * 0.003)
 
     thread = threading.Thread(target=remove)
@@ -170,25 +169,22 @@ def _folder(tmp_path: Path) -> None:
     (tmp_path / "names").mkdir()
 
 
-@pytest.mark.parametrize("squatted", ["name", "record"])
 @pytest.mark.parametrize("what", OCCUPANTS)
 def test_f82_a_name_that_is_taken(
-    what: str, squatted: str, named: Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, named: Strategy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another random name is drawn, with another token; nothing is followed, opened or removed."""
+    """Another random name is drawn, with another beginning; nothing is followed, opened or removed."""
     folder, victim = tmp_path / "names", tmp_path / "thesis.tex"
     victim.write_text("ten years of work")
     taken = process_names.draw()
-    file = taken if squatted == "name" else os.path.basename(owners.record_path(f"/x/{taken}"))
-    OCCUPANTS[what](folder / file, victim)
+    OCCUPANTS[what](folder / taken, victim)
     fresh, draws = process_names.draw, iter([taken])
     monkeypatch.setattr(process_names, "draw", lambda: next(draws, None) or fresh())
     source = named.create(5000, memoryview(b"x" * 5000))
-    assert owners.stem_of(os.path.basename(source.path)) != owners.stem_of(taken)
+    assert locked_names.stem_of(os.path.basename(source.path)) != locked_names.stem_of(taken)
     assert os.fstat(source.fd).st_ino == os.lstat(source.path).st_ino
     source.close()
-    assert [path.name for path in folder.iterdir()] == [file]
-    assert not os.path.lexists(owners.pointer_path(owners.record_path(str(folder / taken))))
+    assert [path.name for path in folder.iterdir()] == [taken]
     assert victim.read_text() == "ten years of work"
 
 
@@ -213,7 +209,7 @@ def test_f82_ten_thousand_names(named: Strategy, tmp_path: Path) -> None:
     for number in range(10_000):
         (folder / f"nbp_{number:010d}_b".translate(str.maketrans("0189", "wxyz"))).touch()
     sources = [named.create(5000) for _ in range(20)]
-    assert len(list(folder.iterdir())) == 10_021, "and one record"
+    assert len(list(folder.iterdir())) == 10_020
     for source in sources:
         source.close()
     assert len(list(folder.iterdir())) == 10_000

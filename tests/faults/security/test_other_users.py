@@ -14,7 +14,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.testing.leaks import names_of
-from nbparallel.wire import owners
+from nbparallel.wire import locked_names
 
 NOBODY = 65534
 
@@ -84,7 +84,7 @@ def test_f81_nothing_can_be_read(umask: int, tmp_path: Path) -> None:
             status = os.lstat(name)
             assert stat.S_ISREG(status.st_mode)
             assert stat.S_IMODE(status.st_mode) == 0o600
-        pointers = [pointer for name in names if (pointer := owners.pointer_path(owners.record_path(name)))]
+        pointers = [pointer for name in names if (pointer := locked_names.pointer_path(name))]
         assert pointers, "where the user's files are is nobody's business either"
         seen = session.statistics()
         processes = [seen.supervisor_pid, seen.template_pid, *(rank.pid for rank in seen.ranks)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import nbparallel_magics
 from nbparallel.testing.waiting import wait_until
-from nbparallel.wire.identity import process_of, this_process, this_world
-from nbparallel.wire.owners import Owner
+from nbparallel.wire import locked_names
 from nbparallel_magics.output import overflow
 from nbparallel_magics.output import overflow as log_folder
 from nbparallel_magics.output.cell_output import CellOutput
@@ -169,34 +166,29 @@ def test_a_full_disk_is_told_and_stops_nobody(
 
 
 def test_what_a_killed_kernel_left_is_removed(tmp_path: Path) -> None:
-    """Folders whose owner is dead for sure go; a living owner's, unknown ones and links stay."""
-    gone = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    dead = process_of(gone.pid)
-    with gone:
-        gone.kill()
+    """Folders that no process has locked go; those of the living, those that are not ours and links stay."""
     made = {}
-    for name, owner in {
-        "dead": Owner(this_world(), dead, (dead,)),
-        "living": Owner(this_world(), this_process(), (this_process(),)),
-        "nobody": None,
-    }.items():
+    for name in ("dead", "living", "nobody"):
         made[name] = tmp_path / f"{log_folder.PREFIX}{name}"
         made[name].mkdir(mode=0o700)
         (made[name] / "output-1.log").write_text("x")
-        if owner is not None:
-            (made[name] / "owner").symlink_to(owner.text())
+        if name != "nobody":
+            (made[name] / ".lock").touch()
+    living = os.open(made["living"] / ".lock", os.O_RDONLY)
+    assert locked_names.hold(living)
     made["link"] = tmp_path / f"{log_folder.PREFIX}link"
     made["link"].symlink_to(made["living"])
     log_folder.sweep([*made.values(), tmp_path / "gone"])
     assert {name for name, folder in made.items() if folder.is_dir()} == {"living", "nobody", "link"}
+    os.close(living)
     assert (made["living"] / "output-1.log").exists()
 
 
 def test_loading_looks_for_what_killed_kernels_left(logs: LogFolder, shell: InteractiveShell) -> None:
     """`%load_ext` starts the look, without waiting for it, only where there is something."""
     folder = Path(logs.new_log()).parent
-    (folder / "owner").unlink()
-    (folder / "owner").symlink_to(Owner(this_world(), process_of(2**22 - 1), (process_of(2**22 - 1),)).text())
+    (folder / ".lock").unlink()
+    (folder / ".lock").touch()  # nobody has this one locked
     nbparallel_magics.load(shell)
     nbparallel_magics.unload(shell)
     for thread in [t for t in log_folder.threading.enumerate() if t.name == "nbparallel-old-logs"]:

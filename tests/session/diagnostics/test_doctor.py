@@ -14,8 +14,7 @@ from nbparallel.session.diagnostics import machine
 from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity, examine, findings
 from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspect_machine
 from nbparallel.sharing.memory import memory_limits
-from nbparallel.supervisor.owner_liveness import Liveness
-from nbparallel.supervisor.sweep import StaleName
+from nbparallel.supervisor.sweep import Liveness, StaleName
 from nbparallel.wire.system import TaskLimit
 from tests.harness import sandboxes
 
@@ -213,7 +212,7 @@ Path("/dev/shm/nbp_aaaaaaaaaa_b").write_bytes(bytes(5000))
 
 @pytest.mark.slow
 def test_f72_a_name_that_nobody_claims_is_told_and_stays() -> None:
-    """A name without an owner record is shown with its path and what to do, and is not removed."""
+    """A name of another make is shown with its path and what to do, and is not removed."""
     if reason := sandboxes.missing_reason():
         pytest.skip(reason)
     script = LEFT_BEHIND + "print(Path('/dev/shm/nbp_aaaaaaaaaa_b').exists())"
