@@ -7,13 +7,12 @@ import json
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nbparallel.supervisor.event_loop import Outbox
+from nbparallel.supervisor.clients import Client
 from nbparallel.supervisor.process_table import pids
 from nbparallel.wire.identity import process_state
 
@@ -221,53 +220,44 @@ def is_exiting(pid: int) -> bool:
     return state is None or state.exiting
 
 
-@dataclass(slots=True)
-class RankProcess:
-    """A rank's process, from SPAWN to its death."""
+class RankProcess(Client):
+    """A rank's process, from SPAWN to its death.
 
-    rank: int
-    client: int
-    socket: socket.socket
-    outbox: Outbox
-    pid: int = 0
-    announced: bool = False
-    dead: bool = False
-    template: int = 0
-    inode: int = 0
-    """Of its end of the segment socket, which what it forks has open too."""
-    protocol_error: str = ""
-    """How it broke the protocol, for which it was killed."""
-    closed_socket: bool = False
-    """Whether it closed its socket and went on, for which it was killed."""
-    refused: int = 0
-    """The system's error (`errno`) if its process could not be made, else 0."""
-    doomed: bool = False
-    """Whether it is to be killed as soon as its process is known."""
-    pidfd: int = -1
-    """Readable when it has ended, whether SIGCHLD came or not; -1: there is none yet, or no more."""
+    Attributes
+    ----------
+    inode : int
+        Of its end of the segment socket, which what it forks has open too.
+    protocol_error : str
+        How it broke the protocol, for which it was killed.
+    closed_socket : bool
+        Whether it closed its socket and went on, for which it was killed.
+    refused : int
+        The system's error (`errno`) if its process could not be made, else 0.
+    """
 
-    def take_pidfd(self) -> int:
-        """Return the pidfd, which the caller owns from now on; -1 if there is none."""
-        pidfd, self.pidfd = self.pidfd, -1
-        return pidfd
-
-    def death_message(self, child_exit: ChildExit | None) -> bytes:
-        """Return the payload of ``DIED``; None: how it ended is unknown."""
-        fields = {
-            "rank": self.rank,
-            "client": self.client,
-            "pid": self.pid,
-            "announced": self.announced,
-            "exit_code": child_exit.exit_code if child_exit else None,
-            "signal": child_exit.signal_number if child_exit else None,
-            "protocol_error": self.protocol_error,
-            "closed_socket": self.closed_socket,
-            "refused": self.refused,
-        }
-        return json.dumps(fields).encode()
+    rank = 0
+    announced = dead = closed_socket = False
+    template = inode = refused = 0
+    protocol_error = ""
 
     def kill(self) -> None:
         """Kill it, now or when its process is known."""
         self.doomed = True
-        if self.pid and not self.dead:
+        if self.pid and not self.dead:  # a child, so that no other process has its number
             os.kill(self.pid, signal.SIGKILL)
+
+    def death_message(self, child_exit: ChildExit | None) -> bytes:
+        """Return the payload of ``DIED``; None: how it ended is unknown."""
+        more: dict[str, object] = {word: getattr(self, word) for word in _OF_A_DEATH}
+        if child_exit is not None:
+            more.update(exit_code=child_exit.exit_code, signal=child_exit.signal_number)
+        return death_message(self.rank, self.number, **more)
+
+
+_OF_A_DEATH = ("pid", "announced", "protocol_error", "closed_socket", "refused")
+
+
+def death_message(rank: int, client: int, **more: object) -> bytes:
+    """Return the payload of ``DIED``, of a rank that may never have been a process."""
+    fields = {"pid": 0, "announced": False, "exit_code": None, "signal": None, "protocol_error": ""}
+    return json.dumps({"rank": rank, "client": client, **fields, "closed_socket": False, **more}).encode()

@@ -21,15 +21,12 @@ A guest says nothing before it has been welcomed.  So whatever it sent before a 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.event_loop import Outbox, SupervisorEventLoop, is_ready, readable, take
-from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
+from nbparallel.supervisor.clients import Client, Clients
+from nbparallel.supervisor.event_loop import is_ready
 from nbparallel.supervisor.worlds.hosted_worlds import HostedWorlds
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import unpack_pid
@@ -37,110 +34,92 @@ from nbparallel.wire.inspection import GuestRow
 from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client, unpack_id
 from nbparallel.wire.segments import MAX_CLIENT
 
-LEFT_SECONDS = 10.0
-"""How long a message without a mailbox is kept after its sender has ended; arbitrary."""
-MOST_FRAMES = 1000
-"""Read from one guest before the others are polled again."""
 KINDS = frozenset({Kind.INTRODUCE, Kind.FORK_DONE, Kind.ANNOUNCE, Kind.MEET, Kind.LEAVE_WORLD})
-"""What `Guests.receive` acts on; the rest is for the ledger."""
+"""What `Guests.received` acts on; the rest is for the ledger."""
 
 
-@dataclass(slots=True, eq=False)
-class Guest:
-    """One process."""
+class Guest(Client):
+    """One process.
 
-    client: int
+    Attributes
+    ----------
+    parent : int
+        Client number of the process that started it.
+    root : int
+        Of the member with which it ends.
+    daemon : bool
+        Whether it ends with its parent.
+    process : int
+        By which its parent names it.
+    """
+
     parent: int
-    """Client number of the process that started it."""
     root: int
-    """Of the member with which it ends."""
     daemon: bool
-    socket: socket.socket
-    outbox: Outbox
     process: int
-    """By which its parent names it."""
-    pid: int = 0
-    """0: it has not said so."""
-    pidfd: int = -1
-    """Owned; -1: not known yet."""
-    doomed: bool = False
-    """Whether it is to be ended as soon as that is known."""
 
 
 class Guests:
-    """The guests of one supervisor.
+    """The guests of one supervisor."""
 
-    Parameters
-    ----------
-    deliver : callable
-        Called with the ledger's replies, to guests and to members.
-    log : callable
-        Called with a line about a guest that broke the protocol.
-    """
-
-    def __init__(
-        self,
-        event_loop: SupervisorEventLoop,
-        server: SegmentServer,
-        deliver: Callable[[list[Reply]], None],
-        log: Callable[[str], None],
-    ) -> None:
-        self._event_loop, self._server, self._deliver, self._log = event_loop, server, deliver, log
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
         self._guests: dict[int, Guest] = {}
         self._unborn: dict[tuple[int, int], Guest] = {}
         """Guests whose process is not known yet, by parent and the parent's name for it."""
-        self._left: list[tuple[float, int]] = []
-        """When parcels without a mailbox are given up, and their dead sender."""
-        self._worlds = HostedWorlds(event_loop, server, deliver, log)
+        self._worlds = HostedWorlds(clients)
         self._admitted = 0
         """How many guests there have been."""
 
     # coming -----------------------------------------------------------------------------------------
 
-    def receive(self, sender: int, frame: Frame) -> None:
-        """Act on a frame of one of `KINDS`, which came over the socket of client `sender`, or a copy of it.
+    def received(self, sender: Client, frame: Frame) -> None:
+        """Act on a frame, which came over the socket of a guest, or one of `KINDS` from another client.
 
         Raises
         ------
         ProtocolError
             It is damaged.
         """
-        if frame.kind is Kind.INTRODUCE:
-            self._on_introduce(sender, frame)
+        guest = self._guests.get(sender.number)
+        if frame.kind not in KINDS:
+            self._clients.pass_on(sender, frame)
+        elif frame.kind is Kind.INTRODUCE:
+            self._on_introduce(sender.number, frame)
         elif frame.kind is Kind.FORK_DONE:
-            self._on_fork_done(sender, frame)
-        elif (guest := self._guests.get(sender)) is None:
-            raise ProtocolError(f"a {frame.kind.name} frame of client {sender}, which is no guest")
+            self._on_fork_done(sender.number, frame)
+        elif guest is None:
+            raise ProtocolError(f"a {frame.kind.name} frame of client {sender.number}, which is no guest")
         elif frame.kind is Kind.ANNOUNCE:
             self._on_announce(guest, frame)
         elif guest.pidfd < 0:
-            raise ProtocolError(f"a {frame.kind.name} frame of client {sender} before its ANNOUNCE")
+            raise ProtocolError(f"a {frame.kind.name} frame of client {sender.number} before its ANNOUNCE")
         elif frame.kind is Kind.MEET:
-            self._worlds.meet(sender, frame)
+            self._worlds.meet(guest.number, frame)
         else:
-            self._worlds.leave(sender)
+            self._worlds.leave(guest.number)
 
     def _on_introduce(self, parent: int, frame: Frame) -> None:
         introduction = Introduction.unpack(frame.payload)
         _check_descriptors(frame)
-        client, inviter = FIRST_GUEST + self._admitted, self._guests.get(parent)
+        number, inviter = FIRST_GUEST + self._admitted, self._guests.get(parent)
         key = parent, introduction.process
-        if client >= MAX_CLIENT or key in self._unborn:
-            raise ProtocolError(f"an INTRODUCE frame of process {introduction.process:#x}, client {client}")
+        if number >= MAX_CLIENT or key in self._unborn:
+            raise ProtocolError(f"an INTRODUCE frame of process {introduction.process:#x}, client {number}")
         try:
             sock = socket.socket(fileno=frame.fds[-1])
             frame.fds.pop()
-            outbox = self._event_loop.add_socket(sock, lambda: self._on_frame(client))
+            guest = Guest(self._clients, sock, self)
         except OSError as error:
             raise ProtocolError(f"an INTRODUCE frame without a socket: {error}") from error
-        root = parent if inviter is None else inviter.root
-        guest = Guest(client, parent, root, introduction.daemon, sock, outbox, introduction.process)
+        guest.parent, guest.root = parent, parent if inviter is None else inviter.root
+        guest.daemon, guest.process = introduction.daemon, introduction.process
         self._admitted += 1
-        self._guests[client] = self._unborn[key] = guest
-        self._server.client_joined(client)
+        self._guests[number] = self._unborn[key] = guest
+        self._clients.admit(guest, number)
         if introduction.inherits:
-            self._server.inherit(client, parent)
-        outbox.send(Kind.WELCOME, pack_client(client))
+            self._clients.server.inherit(number, parent)
+        guest.outbox.send(Kind.WELCOME, pack_client(number))
 
     def _on_announce(self, guest: Guest, frame: Frame) -> None:
         if guest.pid:
@@ -163,127 +142,75 @@ class Guests:
         """Have a guest's process, which is known now, end it."""
         guest.pidfd = pidfd
         self._unborn.pop((guest.parent, guest.process), None)
-        self._event_loop.add(pidfd, lambda: self._on_end(guest.client))
+        self._clients.event_loop.add(pidfd, lambda: self._on_exit(guest))
         if guest.doomed:
-            _kill(guest)
+            guest.kill()
 
     # while they are here ----------------------------------------------------------------------------
-
-    def send(self, reply: Reply) -> bool:
-        """Send a reply if it is for a guest; return whether it is."""
-        if reply.client < FIRST_GUEST:
-            return False
-        guest = self._guests.get(reply.client)
-        if guest is not None:
-            guest.outbox.send(reply.kind, reply.payload, reply.fds, sequence=reply.sequence)
-        return True
-
-    def drain(self) -> bool:
-        """Read all that guests have sent; return False if the system has no memory for a message."""
-        return all(self.drain_guest(guest) for guest in list(self._guests.values()))
-
-    def drain_guest(self, guest: Guest) -> bool:
-        """Read what one guest has sent, as `drain`."""
-        for _ in range(MOST_FRAMES):
-            if guest.socket.fileno() < 0 or not readable(guest.socket):
-                return True
-            if not self._on_frame(guest.client):
-                return False
-        return True
-
-    def _on_frame(self, client: int) -> bool:
-        """Act on a guest's next frame; return False if it could not be read now."""
-        guest = self._guests.get(client)
-        if guest is None or guest.socket.fileno() < 0:
-            return True
-        try:
-            frame = take(guest.socket)
-            if frame is False:
-                return False
-            if frame is None and self._worlds.has_rank(client):
-                self._event_loop.forget(guest.socket)  # its pidfd reports the rest, as a rule soon
-                return True
-            if frame is None and guest.pidfd < 0:
-                self._end(guest)  # there is no child, or it has ended
-                return True
-            if frame is None:
-                # What it did not release is not used again: it may still have it mapped.
-                self._disconnect(guest)
-                return True
-            assert isinstance(frame, Frame)
-            try:
-                if frame.kind in KINDS:
-                    self.receive(client, frame)
-                else:
-                    self._event_loop.linger = frame.kind is Kind.HOLD
-                    self._deliver(self._server.receive(client, frame))
-            finally:
-                frame.close()
-        except ProtocolError as error:
-            # Its program may be any, and must not be killed; but it is disconnected.
-            self._log(f"client {client} broke the protocol: {error}")
-            if guest.pidfd < 0:
-                self._end(guest)
-            else:
-                self._disconnect(guest)
-        return True
 
     def rows(self) -> Iterator[GuestRow]:
         """Yield a record of each guest."""
         for guest in self._guests.values():
             if guest.pid:
-                yield GuestRow(guest.client, guest.pid, guest.parent, guest.daemon)
-
-    # going ------------------------------------------------------------------------------------------
-
-    def _disconnect(self, guest: Guest) -> None:
-        self._event_loop.forget(guest.socket)
-        self._deliver(self._server.client_gone(guest.client))
-        self.client_gone(guest.client, ended=False)
-
-    def _on_end(self, client: int) -> None:
-        guest = self._guests.get(client)
-        if guest is None or not is_ready(guest.pidfd):
-            return  # another one's pidfd had this number a moment ago
-        self.drain_guest(guest)  # what it sent before it ended counts
-        was_rank = self._worlds.has_rank(client)
-        self._worlds.client_ended(client, guest.pidfd)  # before its segments end: the others learn why
-        self._end(guest, disconnect=was_rank)
-
-    def _end(self, guest: Guest, *, disconnect: bool = False) -> None:
-        """Forget a guest whose process has ended, or was never there."""
-        if disconnect or guest.socket.fileno() >= 0:
-            self._disconnect(guest)
-        del self._guests[guest.client]
-        self._unborn.pop((guest.parent, guest.process), None)
-        self._event_loop.close(guest.pidfd)
-        self.client_gone(guest.client)
-
-    def client_gone(self, client: int, *, ended: bool = True) -> None:
-        """End what ends with a client, a member or a guest; `ended`: its process, not only the connection."""
-        if self._server.parcels_of(client):
-            self._left.append((time.monotonic() + LEFT_SECONDS, client))
-        if ended:
-            for guest in self._guests.values():
-                if guest.root == client or (guest.daemon and guest.parent == client):
-                    _kill(guest)
-
-    def watch_root(self, client: int, pidfd: int) -> None:
-        """End a member's guests with its process, now that it is no member any more; takes over the pidfd."""
-        if not any(guest.root == client for guest in self._guests.values()):
-            os.close(pidfd)
-            return
-
-        def end() -> None:
-            self._event_loop.close(pidfd)
-            self.client_gone(client)
-
-        self._event_loop.once(pidfd, end)
+                yield GuestRow(guest.number, guest.pid, guest.parent, guest.daemon)
 
     @property
     def present(self) -> bool:
         """Whether there is any."""
         return bool(self._guests)
+
+    # going ------------------------------------------------------------------------------------------
+
+    def disconnected(self, guest: Guest) -> None:
+        """Act on the end of a guest's socket."""
+        if self._worlds.has_rank(guest.number):
+            self._clients.event_loop.forget(guest.socket)  # its pidfd reports the rest, as a rule soon
+        else:
+            self.broke(guest)
+
+    def broke(self, guest: Guest, error: Exception | None = None) -> None:
+        """Disconnect a guest: its program may be any, and must not be killed."""
+        if guest.pidfd < 0:
+            self._end(guest)  # there is no child, or it has ended
+        else:
+            # What it did not release is not used again: it may still have it mapped.
+            self._clients.end(guest)
+
+    def _on_exit(self, guest: Guest) -> None:
+        if self._guests.get(guest.number) is not guest or not is_ready(guest.pidfd):
+            return  # another one's pidfd had this number a moment ago
+        self._clients.drain(guest)  # what it sent before it ended counts
+        was_rank = self._worlds.has_rank(guest.number)
+        # before its segments end: the others learn why
+        self._worlds.client_ended(guest.number, guest.pidfd)
+        self._end(guest, disconnect=was_rank)
+
+    def _end(self, guest: Guest, *, disconnect: bool = False) -> None:
+        """Forget a guest whose process has ended, or was never there."""
+        if disconnect or guest.socket.fileno() >= 0:
+            self._clients.end(guest)
+        del self._guests[guest.number]
+        self._unborn.pop((guest.parent, guest.process), None)
+        self._clients.event_loop.close(guest.pidfd)
+        self.end_with(guest.number)
+
+    def end_with(self, number: int) -> None:
+        """End the guests that end with a client, whose process has ended."""
+        for guest in self._guests.values():
+            if guest.root == number or (guest.daemon and guest.parent == number):
+                guest.kill()
+
+    def watch_root(self, number: int, pidfd: int) -> None:
+        """End a member's guests with its process, now that it is no member any more; takes over the pidfd."""
+        if not any(guest.root == number for guest in self._guests.values()):
+            os.close(pidfd)
+            return
+
+        def end() -> None:
+            self._clients.event_loop.close(pidfd)
+            self.end_with(number)
+
+        self._clients.event_loop.once(pidfd, end)
 
     def end_all(self) -> None:
         """End every guest and close what belongs to them: the supervisor exits."""
@@ -291,25 +218,14 @@ class Guests:
             if guest.pidfd < 0:
                 # Its identity is in what it has sent; if it sends that from now on, it fails, and exits.
                 _refuse(guest.socket)
-                self.drain_guest(guest)
+                self._clients.drain(guest)
         while self._guests:
             guest = self._guests.popitem()[1]
-            _kill(guest)
-            self._event_loop.forget(guest.socket)
-            self._event_loop.close(guest.pidfd)
+            guest.kill()
+            self._clients.forget(guest)
+            self._clients.event_loop.close(guest.pidfd)
         self._unborn.clear()
         self._worlds.end_all()
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Seconds until `give_up` has something to do; None: it has not."""
-        return max(0.0, self._left[0][0] - time.monotonic()) if self._left else None
-
-    def give_up(self) -> None:
-        """End the parcels without a mailbox whose sender ended some time ago."""
-        while self._left and self._left[0][0] <= time.monotonic():
-            client = self._left.pop(0)[1]
-            self._deliver(self._server.end_parcels(self._server.parcels_of(client)))
 
 
 def _check_descriptors(frame: Frame) -> None:
@@ -322,13 +238,3 @@ def _refuse(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RD)
     except OSError:
         pass  # the other end is closed
-
-
-def _kill(guest: Guest) -> None:
-    if guest.pidfd < 0:
-        guest.doomed = True
-        return
-    try:
-        signal.pidfd_send_signal(guest.pidfd, signal.SIGKILL)
-    except OSError:
-        pass  # it has ended, and been reaped

@@ -31,10 +31,16 @@ from typing import Any
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor import children
-from nbparallel.supervisor.children import ChildExit, RankProcess, adopt_orphans, reset_signals
-from nbparallel.supervisor.event_loop import SupervisorEventLoop, readable, take, take_or_end
+from nbparallel.supervisor.children import (
+    ChildExit,
+    RankProcess,
+    adopt_orphans,
+    death_message,
+    reset_signals,
+)
+from nbparallel.supervisor.clients import Client, Clients
+from nbparallel.supervisor.event_loop import take, take_or_end
 from nbparallel.supervisor.guests import KINDS, Guests
-from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.supervisor.orphans import Orphans, mark_children
 from nbparallel.supervisor.sweep import BackgroundSweep, remove_leftovers
 from nbparallel.supervisor.template_process import TemplateProcess
@@ -44,18 +50,17 @@ from nbparallel.wire.identity import unpack_pid
 
 LEAVE_SECONDS = 0.5
 """How long ranks may take to exit after STOP before they are killed."""
-FRAMES_QUEUED = 1000
-"""More than a socket's buffer holds (some 280 of the smallest)."""
 MOST_UNNAMED_EXITS = 1000
 """How many exits are kept of pids that the template has not named yet."""
 
 
 class Supervisor:
-    """Owns every child, the ledger and the sockets to all of them."""
+    """Owns every child and all clients."""
 
     def __init__(self, control: socket.socket, segments: socket.socket, kernel: int, log: int) -> None:
         self._kernel, self._log = kernel, log
-        self._event_loop = SupervisorEventLoop()
+        self._clients = Clients(lambda text: os.write(log, f"{text}\n".encode()))
+        self._event_loop = self._clients.event_loop
         self._ranks: dict[int, RankProcess] = {}
         self._unnamed_exits: dict[int, ChildExit] = {}
         self._template = TemplateProcess(self._event_loop, log, self._set_pid, self._on_refused)
@@ -63,14 +68,11 @@ class Supervisor:
         self._options: dict[str, Any] = {}
         self._grace: float | None = None
         self._orphans = Orphans()
-        self._server = SegmentServer()
         self._control = control
         self._control_outbox = self._event_loop.add_socket(control, self._on_control)
         self._sweep = BackgroundSweep(lambda report: self._control_outbox.send(Kind.SWEPT, report))
-        self._segment_outboxes = {0: self._event_loop.add_socket(segments, lambda: self._on_segments(0))}
-        self._segment_sockets = {0: segments}
-        self._server.client_joined(0)
-        self._guests = Guests(self._event_loop, self._server, self._send, self._write_log)
+        self._clients.admit(Client(self._clients, segments, self), 0)
+        self._guests = Guests(self._clients)
         self._event_loop.add(kernel, lambda: self._leave(0.0))
         self._children_changed, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -83,24 +85,21 @@ class Supervisor:
         """Serve until the kernel sends STOP or has exited; leave no child behind."""
         try:
             while self._grace is None:
-                block = not (self._sweep.pending or self._server.unsettled)
-                self._event_loop.wait(block=block, seconds=self._guests.seconds_left)
-                self._settle()
-                self._guests.give_up()
+                self._clients.work(block=not self._sweep.pending)
                 self._sweep.step()
         finally:
             self._guests.end_all()
             children.end_all(self._grace or 0.0)
             self._receive_last_names()
-            self._server.close()
+            self._clients.server.close()
             remove_leftovers(self._options, self._kernel)
 
     def _receive_last_names(self) -> None:
         """Read which names dead ranks had still announced: the server removes all that it knows of."""
-        for client, sock in self._segment_sockets.items():
-            while sock.fileno() >= 0 and isinstance(frame := take_or_end(sock), Frame):
+        for number, client in self._clients.by_number.items():
+            while client.socket.fileno() >= 0 and isinstance(frame := take_or_end(client.socket), Frame):
                 try:
-                    for item in self._server.receive(client, frame):
+                    for item in self._clients.server.receive(number, frame):
                         item.close()
                 except ProtocolError:
                     break
@@ -140,7 +139,7 @@ class Supervisor:
                 if rank is not None:
                     rank.kill()
             elif frame.kind is Kind.LEDGER:
-                for page in self._server.report(self._guests.rows()):
+                for page in self._clients.server.report(self._guests.rows()):
                     self._control_outbox.send(Kind.LEDGER, page, sequence=frame.sequence)
             elif frame.kind is Kind.STOP:
                 self._leave(LEAVE_SECONDS)
@@ -158,38 +157,33 @@ class Supervisor:
     def _spawn(self, frame: Frame) -> None:
         """Start a rank; what the system refuses is the end of that rank, not of the supervisor."""
         fields = json.loads(frame.payload)
-        client = fields["client"]
+        number = fields["client"]
         try:
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            refused = RankProcess(fields["rank"], client, self._control, self._control_outbox)
-            refused.refused = error.errno or 0
-            self._control_outbox.send(Kind.DIED, refused.death_message(None))
+            message = death_message(fields["rank"], number, refused=error.errno or 0)
+            self._control_outbox.send(Kind.DIED, message)
             return
-        rank = RankProcess(
-            fields["rank"], client, mine, self._event_loop.add_socket(mine, lambda: self._on_segments(client))
-        )
-        self._ranks[client] = rank
-        rank.inode = os.fstat(theirs.fileno()).st_ino
-        self._segment_sockets[client], self._segment_outboxes[client] = mine, rank.outbox
-        self._server.client_joined(client)
+        rank = self._ranks[number] = RankProcess(self._clients, mine, self)
+        rank.rank, rank.inode = fields["rank"], os.fstat(theirs.fileno()).st_ino
+        self._clients.admit(rank, number)
         with theirs:
             try:
                 self._start_rank(rank, [*frame.fds, theirs.fileno()])
             except OSError as error:
-                self._on_refused(client, error.errno or 0)
+                self._on_refused(number, error.errno or 0)
 
     def _start_rank(self, rank: RankProcess, fds: list[int]) -> None:
         channel, stdout, stderr, segments = fds
         if self._options["start_method"] == "spawn":
-            words = [*self._options["engine"], *map(str, (channel, segments, rank.client, os.getpid()))]
+            words = [*self._options["engine"], *map(str, (channel, segments, rank.number, os.getpid()))]
             pid = children.start(words, [channel, segments], stdout=stdout, stderr=stderr, new_group=True)
-            self._set_pid(rank.client, pid)
+            self._set_pid(rank.number, pid)
             return
         if not self._template.connected:
             self._template.start(self._options["template"])
         rank.template = self._template.pid
-        self._template.fork(rank.rank, rank.client, fds)
+        self._template.fork(rank.rank, rank.number, fds)
 
     def _on_refused(self, client: int, number: int) -> None:
         """Report a rank whose process could not be made; `number` is the system's error."""
@@ -208,69 +202,20 @@ class Supervisor:
         elif rank.doomed:
             rank.kill()
 
-    def _on_segments(self, client: int) -> bool:
-        """Act on a client's next frame; return False if it could not be read now."""
-        sock = self._segment_sockets.get(client)
-        if sock is None or sock.fileno() < 0:
-            return True
-        try:
-            frame = take(sock)
-            if frame is False:
-                return False
-            if frame is None:
-                self._on_disconnect(client)
-                return True
-            assert isinstance(frame, Frame)
-            try:
-                if frame.kind is Kind.ANNOUNCE:
-                    self._on_announce(client, frame)
-                elif frame.kind in KINDS:
-                    self._guests.receive(client, frame)
-                else:
-                    self._event_loop.linger = frame.kind is Kind.HOLD
-                    self._send(self._server.receive(client, frame))
-            finally:
-                frame.close()
-        except ProtocolError as error:
-            # a rank that breaks the protocol is killed; the others go on
-            self._write_log(f"client {client} broke the protocol: {error}")
-            rank = self._ranks.get(client)
-            if rank is not None:
-                rank.protocol_error = rank.protocol_error or str(error)
-                self._on_disconnect(client)
-        return True
+    def received(self, client: Client, frame: Frame) -> None:
+        """Act on a frame of the kernel or a rank."""
+        if frame.kind is Kind.ANNOUNCE:
+            self._on_announce(client.number, frame)
+        elif frame.kind in KINDS:
+            self._guests.received(client, frame)
+        else:
+            self._clients.pass_on(client, frame)
 
-    def _write_log(self, text: str) -> None:
-        os.write(self._log, f"{text}\n".encode())
-
-    def _send(self, replies: list[Reply]) -> None:
-        for item in replies:
-            box = self._segment_outboxes.get(item.client)
-            try:
-                if not self._guests.send(item) and box is not None:
-                    box.send(item.kind, item.payload, item.fds, sequence=item.sequence)
-            finally:
-                item.close()
-
-    def _settle(self) -> None:
-        """Decide what depends on messages of several clients, after all sockets have been read.
-
-        A client learns of a segment after its REGISTER was sent, and releases it after the HOLD of the client
-        that received it: one pass over all sockets settles it.  What the pass brings up is left to the next.
-        """
-        if not self._server.unsettled:
-            return
-        turn = self._server.mark()
-        waiting = readable(*(sock for sock in self._segment_sockets.values() if sock.fileno() >= 0))
-        for client, readable_socket in list(self._segment_sockets.items()):
-            for _ in range(FRAMES_QUEUED if readable_socket.fileno() in waiting else 0):
-                sock = self._segment_sockets.get(client)
-                if sock is None or not readable(sock):
-                    break
-                if not self._on_segments(client):
-                    return  # the system has no memory for a message: try again in the next round
-        if self._guests.drain():
-            self._send(self._server.settle(turn))
+    def broke(self, client: Client, error: Exception) -> None:
+        """Kill a rank that broke the protocol; the others go on."""
+        if isinstance(client, RankProcess):
+            client.protocol_error = client.protocol_error or str(error)
+            self.disconnected(client)
 
     def _on_announce(self, client: int, frame: Frame) -> None:
         rank, pid = self._ranks.get(client), unpack_pid(frame.payload)
@@ -296,21 +241,21 @@ class Supervisor:
         finally:
             self._event_loop.close(pidfd)
 
-    def _on_disconnect(self, client: int) -> None:
+    def disconnected(self, client: Client) -> None:
         """Act on the end of a rank's socket: as a rule it has died, which waitid is about to report.
 
         A living one is killed: it could neither share memory nor report what it uses.  If the template died
         before it could name the process, nothing else will come.
         """
-        if (rank := self._ranks.get(client)) is None:  # client 0, the kernel: the session is over
+        if not isinstance(client, RankProcess):  # the kernel: the session is over
             self._leave(0.0)
             return
-        self._disconnect(rank)
-        if self._template.is_lost(rank.template) and not rank.pid and not rank.dead:
-            self._on_rank_exit(rank, None)
-        elif rank.pid and not rank.dead:
-            rank.closed_socket = not (rank.protocol_error or children.is_exiting(rank.pid))
-            os.kill(rank.pid, signal.SIGKILL)  # its exit status, if it has one already, stays what it is
+        self._clients.forget(client)
+        if self._template.is_lost(client.template) and not client.pid and not client.dead:
+            self._on_rank_exit(client, None)
+        elif client.pid and not client.dead:
+            client.closed_socket = not (client.protocol_error or children.is_exiting(client.pid))
+            os.kill(client.pid, signal.SIGKILL)  # its exit status, if it has one already, stays what it is
 
     # deaths -----------------------------------------------------------------------------------------
 
@@ -351,26 +296,20 @@ class Supervisor:
     def _on_rank_exit(self, rank: RankProcess, child_exit: ChildExit | None) -> None:
         """Record a rank's death everywhere; None: the template died before it could name the process."""
         rank.dead = True
-        self._event_loop.close(rank.take_pidfd())
-        self._orphans.rank_died(self._options["session"], rank.client, rank.pid, rank.inode)
-        while rank.socket.fileno() >= 0 and readable(rank.socket):
-            self._on_segments(rank.client)  # what it registered before it died counts
-        self._ranks.pop(rank.client, None)
+        self._event_loop.close(rank.pidfd)
+        rank.pidfd = -1
+        self._orphans.rank_died(self._options["session"], rank.number, rank.pid, rank.inode)
+        self._clients.drain(rank)  # what it registered before it died counts
+        self._ranks.pop(rank.number, None)
         if self._control_view is not None and rank.rank < self._control_view.world_size:
             self._control_view.write_death(
                 rank.rank,
                 exit_code=child_exit.exit_code if child_exit else None,
                 signal=child_exit.signal_number if child_exit else None,
             )
-        self._send(self._server.client_gone(rank.client))
-        self._guests.client_gone(rank.client)
-        self._disconnect(rank)
+        self._clients.end(rank)
+        self._guests.end_with(rank.number)
         self._control_outbox.send(Kind.DIED, rank.death_message(child_exit))
-
-    def _disconnect(self, rank: RankProcess) -> None:
-        self._event_loop.forget(rank.socket)
-        self._segment_sockets.pop(rank.client, None)
-        self._segment_outboxes.pop(rank.client, None)
 
 
 def main(control: int, segments: int, kernel: int, log: int) -> None:

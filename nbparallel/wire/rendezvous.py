@@ -73,6 +73,14 @@ class Joined:
         return cls(int(cpus), tuple(Process(int(pid), int(started)) for pid, started in members))
 
 
+def unpack_seconds(payload: bytes) -> float:
+    """Read the payload of ``ABORT_JOIN``; `ProtocolError` if it is damaged."""
+    try:
+        return float(payload)
+    except ValueError as error:
+        raise ProtocolError(f"damaged ABORT_JOIN frame: {payload[:80]!r}") from error
+
+
 class Reason(enum.StrEnum):
     """Why no world was formed; a word of the protocol."""
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nbparallel.supervisor.event_loop import SupervisorEventLoop
+from nbparallel.supervisor.clients import Client, Clients
 from nbparallel.supervisor.guests import Guests
-from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.wire.frames import HEADER, Frame, Kind, encode
 from nbparallel.wire.identity import pack_pid
 from nbparallel.wire.parcels import Introduction
@@ -74,16 +73,13 @@ class Meetings:
 
     def __init__(self, seed: int, victim: int) -> None:
         self.random, self.victim, self.came = random.Random(seed), victim, 0
-        self.server, self.loop, self.logged = SegmentServer(), SupervisorEventLoop(), 0
-        self.server.client_joined(MEMBER)
-        self.guests = Guests(self.loop, self.server, self.deliver, self.log)
+        self.clients, self.logged = Clients(self.log), 0
+        self.loop = self.clients.event_loop
+        self.kernel, member = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.guests = Guests(self.clients)
+        self.member = Client(self.clients, member, self.guests)
+        self.clients.admit(self.member, MEMBER)
         self.peers: list[Peer] = []
-
-    def deliver(self, replies: list[Reply]) -> None:
-        """Send the ledger's replies to guests."""
-        for reply in replies:
-            self.guests.send(reply)
-            reply.close()
 
     def log(self, _: str) -> None:
         """Count a connection that was given up."""
@@ -95,7 +91,7 @@ class Meetings:
         ours.setblocking(False)
         self.came += 1
         payload = Introduction(self.came, self.random.random() < 0.5, self.random.random() < 0.5).pack()
-        self.guests.receive(MEMBER, Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach()]))
+        self.guests.received(self.member, Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach()]))
         speaks = self.random.random() < 0.9
         if speaks:
             send(ours, Kind.ANNOUNCE, pack_pid(self.victim), [os.pidfd_open(self.victim)])
@@ -184,7 +180,9 @@ class Meetings:
         for _ in range(3):
             self.loop.wait(block=False)
         self.guests.end_all()
-        self.server.close()
+        self.clients.forget(self.member)
+        self.clients.server.close()
+        self.kernel.close()
 
 
 def check(seed: int, turns: int) -> None:

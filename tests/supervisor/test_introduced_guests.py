@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.event_loop import SupervisorEventLoop
+from nbparallel.supervisor.clients import Client, Clients
 from nbparallel.supervisor.guests import Guest, Guests
-from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind, encode
 from nbparallel.wire.identity import pack_pid
 from nbparallel.wire.parcels import FIRST_GUEST, Introduction
@@ -28,10 +27,11 @@ class Introducing:
     """A supervisor's part for guests, in this process, and a process that may become one."""
 
     def __init__(self) -> None:
-        self.loop, self.server = SupervisorEventLoop(), SegmentServer()
-        self.server.client_joined(ROOT)
         self.logged: list[str] = []
-        self.guests = Guests(self.loop, self.server, lambda _: None, self.logged.append)
+        self.clients = Clients(self.logged.append)
+        self.kernel, root = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.guests = Guests(self.clients)
+        self.clients.admit(Client(self.clients, root, self.guests), ROOT)
         self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
     def introduce(self, parent: int = ROOT, *, daemon: bool, process: int = ID) -> socket.socket:
@@ -40,7 +40,7 @@ class Introducing:
         payload = Introduction(process, daemon, True).pack()
         frame = Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach()])
         try:
-            self.guests.receive(parent, frame)
+            self.guests.received(self.clients.by_number[parent], frame)
         except ProtocolError:
             ours.close()
             raise
@@ -58,12 +58,12 @@ class Introducing:
         """Say who the child is, or that there is none."""
         fds = [os.pidfd_open(self.process.pid)] if there else []
         frame = Frame(Kind.FORK_DONE, 0, 0, pack_segment(ID), fds)
-        self.guests.receive(parent, frame)
+        self.guests.received(self.clients.by_number[parent], frame)
         frame.close()
 
     def turn(self) -> None:
         """Act on what came."""
-        self.loop.wait(block=False)
+        self.clients.event_loop.wait(block=False)
 
     def killed(self) -> bool:
         """Wait for the end of the process, if it was killed."""
@@ -84,9 +84,11 @@ def introducing() -> Iterator[Introducing]:
     for _ in range(3):
         case.turn()
     case.guests.end_all()
-    case.server.close()
+    case.clients.forget(case.clients.by_number[ROOT])
+    case.clients.server.close()
+    case.kernel.close()
     assert not case.guests.present
-    del case.loop
+    del case.clients, case.guests
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -106,7 +108,7 @@ def test_its_parent_ends_before_it_is_known(introducing: Introducing, daemon: bo
 def test_the_root_ends_before_it_is_known(introducing: Introducing) -> None:
     """It is killed as soon as it says who it is."""
     end = introducing.introduce(daemon=False)
-    introducing.guests.client_gone(ROOT)
+    introducing.guests.end_with(ROOT)
     introducing.announce(end)
     introducing.turn()
     assert introducing.killed()
@@ -119,17 +121,17 @@ def test_its_word_lies_unread_when_all_ends(
     """The supervisor reads it before it exits; a word that it would not read fails: its sender knows."""
     spoken, silent = introducing.introduce(daemon=False), introducing.introduce(daemon=False, process=ID + 1)
     introducing.announce(spoken)
-    drain, refused = Guests.drain_guest, []
+    drain, refused = Clients.drain, []
 
-    def drain_then_speak(guests: Guests, guest: Guest) -> bool:
-        drained = drain(guests, guest)
+    def drain_then_speak(clients: Clients, guest: Guest) -> bool:
+        drained = drain(clients, guest)
         if guest.process != ID:
             with pytest.raises(BrokenPipeError):
                 silent.send(encode(Kind.ANNOUNCE, pack_pid(1)))
             refused.append(guest.process)
         return drained
 
-    monkeypatch.setattr(Guests, "drain_guest", drain_then_speak)
+    monkeypatch.setattr(Clients, "drain", drain_then_speak)
     introducing.guests.end_all()
     assert introducing.killed()
     assert refused == [ID + 1]
@@ -162,7 +164,7 @@ def test_its_parent_is_quicker(introducing: Introducing) -> None:
 def test_there_is_none(introducing: Introducing) -> None:
     """Its parent says so, though a copy of the connection is open."""
     end = introducing.introduce(daemon=True)
-    introducing.fork_done(FIRST_GUEST, there=False)  # another client's word about it does not count
+    introducing.fork_done(FIRST_GUEST, there=False)  # its own word about it does not count
     assert introducing.guests.present
     introducing.fork_done(ROOT, there=False)
     assert not introducing.guests.present
@@ -174,8 +176,9 @@ def test_it_says_who_it_is_twice(introducing: Introducing) -> None:
     end = introducing.introduce(daemon=True)
     with pytest.raises(ProtocolError, match="INTRODUCE"):
         introducing.introduce(daemon=True)
+    root = introducing.clients.by_number[ROOT]
     with pytest.raises(ProtocolError, match="no guest"):
-        introducing.guests.receive(ROOT, Frame(Kind.ANNOUNCE, 0, 0, pack_pid(1), []))
+        introducing.guests.received(root, Frame(Kind.ANNOUNCE, 0, 0, pack_pid(1), []))
     introducing.announce(end)
     introducing.announce(end)
     introducing.turn()
