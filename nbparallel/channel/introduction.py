@@ -41,7 +41,7 @@ def introduce(
     parent : SegmentClient
         This process's own connection.
     process : int
-        New id, by which `SegmentClient.fork_done` names it.
+        New id, by which `ForkDone` names it.
     daemon : bool
         Whether it ends with this process, however that ends; otherwise only with the root process.
     inherits : bool
@@ -55,7 +55,7 @@ def introduce(
     # Those of `socket.socketpair` are made anew as objects of Python.
     ours, theirs = _socket.socketpair(_FAMILY, _TYPE)
     try:
-        parent.introduce(Introduction(process, daemon, inherits).pack(), theirs.fileno())
+        parent.send(Introduction(process, daemon, inherits), theirs.fileno())
     except BaseException:
         ours.close()
         raise

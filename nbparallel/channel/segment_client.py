@@ -6,7 +6,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from nbparallel.channel.channel import SLICE_SECONDS, Channel
 from nbparallel.errors import (
@@ -20,21 +20,16 @@ from nbparallel.errors import (
 )
 from nbparallel.wire.frames import MAX_INLINE, Frame, Kind
 from nbparallel.wire.segments import (
+    NOTICES,
+    Ended,
     Fetch,
     Fetched,
-    Hold,
+    FramePayload,
     Lost,
     LostReason,
     Notice,
-    NoticeKind,
-    Register,
+    Unmap,
     creator_of,
-    pack_path,
-    pack_segment,
-    pack_use,
-    unpack_memory,
-    unpack_segment,
-    unpack_use,
 )
 from nbparallel.wire.system import ready
 
@@ -60,7 +55,7 @@ class SegmentClient:
     Notes
     -----
     Thread-safe.  All waits are cut into slices of at most 50 ms and bounded.  After an interrupt within
-    `fetch` the answer may still come: it then is an ``UNCLAIMED_HOLD`` notice.
+    `fetch` the answer may still come: it then is a `Fetched` among the notices.
     """
 
     def __init__(self, channel: Channel, client: int, *, patience: float = PATIENCE_SECONDS) -> None:
@@ -78,83 +73,9 @@ class SegmentClient:
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
 
-    # docstrings as in `nbparallel.sharing.SegmentBroker`
-
-    def register(
-        self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "", memory: int = 0
-    ) -> None:
-        """Announce an own segment and hold it; the caller keeps `fd`."""
-        self._send(Kind.REGISTER, Register(segment, nbytes, writable, path, memory).pack(), fd=fd)
-
-    def intend(self, path: str) -> None:
-        """Announce a name before it exists."""
-        self._send(Kind.INTEND, pack_path(path))
-
-    def removed(self, path: str) -> None:
-        """Notify the supervisor that an announced name is gone, or was never made."""
-        self._send(Kind.REMOVED, pack_path(path))
-
-    def release(self, segment: int, memory: int = 0) -> None:
-        """End this process's hold; harmless if there is none.  What `memory` names stays mapped here."""
-        self._send(Kind.RELEASE, pack_use(segment, memory))
-
-    def hold(self, segment: int, memory: int, *, writable: bool) -> None:
-        """Hold a use of a memory that is still mapped here; does not wait for an answer."""
-        self._send(Kind.HOLD, Hold(segment, memory, writable).pack())
-
-    def freed(self, memory: int) -> None:
-        """Notify the supervisor that an own memory was returned to the system; 0: that there is no room."""
-        self._send(Kind.FREED, pack_segment(memory))
-
-    def allow_write(self, segment: int) -> None:
-        """Let others write to an own segment from now on."""
-        self._send(Kind.ALLOW_WRITE, pack_segment(segment))
-
-    def forget(self, segment: int) -> None:
-        """End the hold of an own segment, without an ``IDLE`` notice later."""
-        self._send(Kind.FORGET, pack_segment(segment))
-
-    # messages in flight, and processes that this one starts: `wire.parcels`
-
-    def post(
-        self, parcel: int, segments: Iterable[int], *, mailbox: int = 0, carried: Iterable[int] = ()
-    ) -> None:
-        """Let a message hold segments, and mailboxes whose reading ends it carries, until it is taken."""
-        from nbparallel.wire.parcels import Post  # few processes send any; loading its classes takes 4 ms
-
-        payload = Post(parcel, mailbox, tuple(segments), tuple(carried)).pack()
-        if len(payload) > MAX_INLINE:
-            self._channel.send(Kind.POST, payload, abandon=self._abandon())
-        else:
-            self._send(Kind.POST, payload)
-
-    def take(self, parcel: int) -> None:
-        """End what a message holds: what this process wants of it, it holds now."""
-        self._send(Kind.TAKE, pack_segment(parcel))
-
-    def open_mailbox(self, mailbox: int) -> None:
-        """Notify the supervisor that this process can read from a mailbox."""
-        self._send(Kind.OPEN, pack_segment(mailbox))
-
-    def close_mailbox(self, mailbox: int) -> None:
-        """Notify the supervisor that it can no longer."""
-        self._send(Kind.CLOSE, pack_segment(mailbox))
-
-    def introduce(self, payload: bytes, fd: int) -> None:
-        """Have a process admitted that is about to be started; `fd` is the supervisor's end for it."""
-        self._send(Kind.INTRODUCE, payload, fd=fd)
-
-    def fork_done(self, process: int, pidfd: int | None) -> None:
-        """Say which process a forked child is, or that there is none."""
-        self._send(Kind.FORK_DONE, pack_segment(process), fd=pidfd)
-
-    def meet(self, place: str, fd: int) -> None:
-        """Meet other guests as ranks of a world: over the socketpair with the end `fd` it is spoken of."""
-        self._send(Kind.MEET, os.fsencode(place), fd=fd)
-
-    def leave_world(self) -> None:
-        """Leave that world: what this process holds now is held until all have left."""
-        self._send(Kind.LEAVE_WORLD, b"")
+    def send(self, message: FramePayload, fd: int | None = None) -> None:
+        """Send a message, with a descriptor that the caller keeps; no answer comes."""
+        self._send(message, fd)
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.
@@ -177,7 +98,7 @@ class SegmentClient:
             deadline = time.monotonic() + self._patience
             self._awaited.add(sequence)
             try:
-                self._send(Kind.FETCH, Fetch(segment, writable, memory).pack(), sequence=sequence)
+                self._send(Fetch(segment, writable, memory), sequence=sequence)
                 while time.monotonic() < deadline:
                     frame = self._answers.pop(sequence, None) or self._receive(segment)
                     if frame is None:
@@ -220,7 +141,7 @@ class SegmentClient:
             if _has_descriptors():
                 raise
             # The descriptor was lost on arrival; the hold was granted all the same.
-            self._notices.append(Notice(NoticeKind.UNCLAIMED_HOLD, segment))
+            self._notices.append(Fetched(segment, 0, False))
             raise FileDescriptorLimitError(
                 "this process has no file descriptor left to receive a shared array: delete shared arrays, "
                 "put small ones into one large array, or raise the limit (`ulimit -n`)"
@@ -247,16 +168,17 @@ class SegmentClient:
         except RuntimeError:  # a signal handler, called while this very thread polls
             return False
 
-    def _send(self, kind: Kind, payload: bytes, *, fd: int | None = None, sequence: int = 0) -> None:
+    def _send(self, message: FramePayload, fd: int | None = None, *, sequence: int = 0) -> None:
         self._check_pid()
         with self._lock:
             self._unread += 1
             if self._unread >= READ_EVERY:
                 self._read()
-        if self._channel.send_at_once(kind, payload, sequence, fd):
+        payload = message.pack()
+        if len(payload) <= MAX_INLINE and self._channel.send_at_once(message.kind, payload, sequence, fd):
             return
         fds = () if fd is None else (fd,)
-        self._channel.send(kind, payload, fds=fds, sequence=sequence, abandon=self._abandon())
+        self._channel.send(message.kind, payload, fds=fds, sequence=sequence, abandon=self._abandon())
 
     def _abandon(self) -> Callable[[], bool]:
         deadline = time.monotonic() + self._patience
@@ -270,32 +192,24 @@ class SegmentClient:
             if fetched.segment != segment or len(frame.fds) != 1:
                 raise ProtocolError(f"the answer to FETCH {segment:#x} is damaged")
             # Records keep their order: notices about this segment sent before the hold no longer apply.
-            self._notices = [n for n in self._notices if n.memory or n.segment != segment]
+            self._notices = [n for n in self._notices if isinstance(n, Ended | Unmap) or n.segment != segment]
             return frame.fds.pop()
         finally:
             frame.close()
+
+    def _is_own_not_kept(self, lost: Lost) -> bool:
+        """Return whether it is no answer about another's segment, to a request that was given up."""
+        return lost.reason is LostReason.DESCRIPTORS and creator_of(lost.segment) == self.client
 
     def _note(self, frame: Frame) -> None:
         if frame.sequence in self._awaited and frame.kind in (Kind.FETCHED, Kind.LOST):
             self._answers[frame.sequence] = frame
             return
         try:
-            if frame.kind is Kind.IDLE:
-                self._notices.append(Notice(NoticeKind.IDLE, unpack_segment(frame.payload, frame.kind)))
-            elif frame.kind is Kind.DROP:
-                self._notices.append(Notice(NoticeKind.DROP, unpack_segment(frame.payload, frame.kind)))
-            elif frame.kind is Kind.ENDED:
-                self._notices.append(Notice(NoticeKind.ENDED, *unpack_use(frame.payload, frame.kind)))
-            elif frame.kind is Kind.UNMAP:
-                memory = unpack_memory(frame.payload, frame.kind)
-                self._notices.append(Notice(NoticeKind.UNMAP, 0, memory))
-            elif frame.kind is Kind.FETCHED:
-                # The request was given up: its time-out passed, or it was interrupted.
-                self._notices.append(Notice(NoticeKind.UNCLAIMED_HOLD, Fetched.unpack(frame.payload).segment))
-            elif frame.kind is Kind.LOST:
-                lost = Lost.unpack(frame.payload)  # of others' segments: the request was given up
-                if lost.reason is LostReason.DESCRIPTORS and creator_of(lost.segment) == self.client:
-                    self._notices.append(Notice(NoticeKind.NOT_KEPT, lost.segment))
+            if (unpack := NOTICES.get(frame.kind)) is not None:
+                notice = unpack(frame.payload)
+                if not isinstance(notice, Lost) or self._is_own_not_kept(notice):
+                    self._notices.append(notice)
             else:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from nbparallel.wire.segments import Notice
+from nbparallel.wire.segments import FramePayload, Notice
 
 
 class SegmentBroker(Protocol):
@@ -24,22 +24,8 @@ class SegmentBroker(Protocol):
         """Client number of this process in the session."""
         ...
 
-    def register(
-        self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "", memory: int = 0
-    ) -> None:
-        """Register an own segment and hold it, without waiting; the caller keeps `fd`.
-
-        `path` is its name in the file system, if it has one that a process has to remove; `memory` says which
-        block of memory it is a use of, if there may be others.
-        """
-        ...
-
-    def intend(self, path: str) -> None:
-        """Announce a name before it exists, so that it is removed whenever this process dies."""
-        ...
-
-    def removed(self, path: str) -> None:
-        """Record that an announced name was removed, or never created; harmless if it was not announced."""
+    def send(self, message: FramePayload, fd: int | None = None) -> None:
+        """Send a message of `wire.segments`, with a descriptor that the caller keeps; waits for no answer."""
         ...
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
@@ -56,35 +42,6 @@ class SegmentBroker(Protocol):
         FileDescriptorLimitError
             The supervisor or this process has no descriptor left.
         """
-        ...
-
-    def release(self, segment: int, memory: int = 0) -> None:
-        """End this process's hold; harmless if there is none.
-
-        With `memory` it stays mapped here: this process may `hold` its next use, and is sent ``UNMAP``.
-        """
-        ...
-
-    def hold(self, segment: int, memory: int, *, writable: bool) -> None:
-        """Hold a use of a memory that is still mapped here, as a `release` said.  Waits for no answer.
-
-        To be called before the sender of the handle learns that it has arrived.
-        """
-        ...
-
-    def freed(self, memory: int) -> None:
-        """Record that an own memory went back to the system: processes that map it are sent ``UNMAP``.
-
-        With memory 0 every other process is, which then returns all that it keeps for reuse.
-        """
-        ...
-
-    def allow_write(self, segment: int) -> None:
-        """Let other processes write to an own segment from now on."""
-        ...
-
-    def forget(self, segment: int) -> None:
-        """End the hold of an own segment, without a later ``IDLE`` message."""
         ...
 
     def notices(self) -> Sequence[Notice]:

@@ -134,7 +134,9 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
         source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
         try:
             source.fd = os.open(draft, _FLAGS["w+"] | os.O_CLOEXEC, 0o666)
-            hold(source.fd)
+            if not hold(source.fd):
+                source.close()
+                return _make(path, dtype, shape)
             fill(source.fd, size, header.getbuffer())
             os.replace(draft, path)
             fcntl.flock(source.fd, fcntl.LOCK_UN)  # from now on it is the user's

@@ -1,4 +1,4 @@
-"""Clients: the processes that a supervisor serves, whoever started them.
+"""Clients: the processes that a supervisor serves, whichever program started them.
 
 There is one kind of connection: a socket that is read frame by frame, an outbox, and a *host* that acts on
 what is special: `main` (kernel and ranks), `guests` (processes that clients have started), `external` and
@@ -134,11 +134,13 @@ class Clients:
         self.send(self.server.receive(client.number, frame))
 
     def send(self, replies: Iterable[Reply]) -> None:
-        """Send what the ledger answers; to whom has gone, nothing."""
+        """Send what the ledger answers; nothing to a client that has gone."""
         for reply in replies:
             try:
                 if (client := self.by_number.get(reply.client)) is not None:
-                    client.outbox.send(reply.kind, reply.payload, reply.fds, sequence=reply.sequence)
+                    client.outbox.send(
+                        reply.message.kind, reply.message.pack(), reply.fds, sequence=reply.sequence
+                    )
             finally:
                 reply.close()
 

@@ -31,7 +31,7 @@ from nbparallel.supervisor.worlds.hosted_worlds import HostedWorlds
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import unpack_pid
 from nbparallel.wire.inspection import GuestRow
-from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client, unpack_id
+from nbparallel.wire.parcels import FIRST_GUEST, ForkDone, Introduction, pack_client
 from nbparallel.wire.segments import MAX_CLIENT
 
 KINDS = frozenset({Kind.INTRODUCE, Kind.FORK_DONE, Kind.ANNOUNCE, Kind.MEET, Kind.LEAVE_WORLD})
@@ -130,7 +130,7 @@ class Guests:
             self._watch(guest, frame.fds.pop())
 
     def _on_fork_done(self, parent: int, frame: Frame) -> None:
-        guest = self._unborn.get((parent, unpack_id(frame.payload, frame.kind)))
+        guest = self._unborn.get((parent, ForkDone.unpack(frame.payload).process))
         if guest is None:
             return  # it was quicker, or has ended already
         if frame.fds:

@@ -1,7 +1,7 @@
 """Locked names: files that begin with ``nbp_``, each locked (flock(2)) as long as a process needs it.
 
 A segment with a name is a file; its maker locks it before anything else, and the supervisor has the same
-open file through the socket.  So have forked children, and whoever maps it through that descriptor.  The
+open file through the socket.  So have forked children, and what maps it through that descriptor.  The
 system drops the lock with the last of them, however they end, in whatever container, and with the machine.
 A name that can be locked exclusively is therefore stale, for certain, and no pid has to be compared.
 

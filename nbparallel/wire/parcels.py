@@ -14,27 +14,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from typing import Self, get_args
 
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.segments import MAX_CLIENT, is_segment_id
+from nbparallel.wire.segments import MAX_CLIENT, FramePayload, Place, SegmentId, frame, is_segment_id
 
 FIRST_GUEST = 1 << 22
 """Client numbers of processes that other clients started lie from here up to `MAX_CLIENT`."""
 
 _POST = struct.Struct("<QQII")
 _ID = struct.Struct("<Q")
-_INTRODUCE = struct.Struct("<QBB")
 
 
-@dataclass(frozen=True, slots=True)
-class Post:
-    """``POST``: a message was made; its parcel holds what it refers to until it is taken."""
+@frame(Kind.POST)
+class Post(FramePayload):
+    """A message was made; its parcel holds what it refers to until it is taken."""
 
-    parcel: int
-    """Id, like a segment's: its creator part is the sender."""
+    parcel: SegmentId
+    """Like a segment's: its creator part is the sender."""
     mailbox: int
     """Where it will lie; 0: in a connection without one."""
     segments: tuple[int, ...]
@@ -60,76 +58,69 @@ class Post:
             )
         ids = struct.unpack_from(f"<{segments + carried}Q", payload, _POST.size)
         for value in (parcel, *ids, *([mailbox] if mailbox else [])):
-            _checked(value, Kind.POST)
+            if not is_segment_id(value):
+                raise ProtocolError(f"POST frame with {value:#x}, which is no id")
         return cls(parcel, mailbox, ids[:segments], ids[segments:])
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
-    """``TAKE``: the sender of this frame has a message, and holds what it refers to."""
+@frame(Kind.TAKE)
+class Take(FramePayload):
+    """The sender has a message, and holds what it wants of what that refers to."""
 
-    parcel: int
-    """Id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """``OPEN``: the sender of this frame can read from a mailbox."""
-
-    mailbox: int
-    """Id."""
+    parcel: SegmentId
 
 
-@dataclass(frozen=True, slots=True)
-class CloseMailbox:
-    """``CLOSE``: it no longer can."""
+@frame(Kind.OPEN)
+class Open(FramePayload):
+    """The sender can read from a mailbox."""
 
-    mailbox: int
-    """Id."""
+    mailbox: SegmentId
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
-    """``INTRODUCE``: the sender is about to start a process, which is a client from now on."""
+@frame(Kind.CLOSE)
+class CloseMailbox(FramePayload):
+    """The sender no longer can."""
 
-    process: int
-    """Id by which ``FORK_DONE`` names it."""
-    daemon: bool
-    """Whether it ends with the sender; otherwise only with the root process."""
-    inherits: bool
-    """Whether it holds what the sender holds now: it is forked."""
-
-    def pack(self) -> bytes:
-        """Return the payload."""
-        return _INTRODUCE.pack(self.process, self.daemon, self.inherits)
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> Self:
-        """Read a payload; `ProtocolError` if it is damaged."""
-        if len(payload) != _INTRODUCE.size:
-            raise ProtocolError(f"INTRODUCE frame with {len(payload)} bytes of payload")
-        process, daemon, inherits = _INTRODUCE.unpack(payload)
-        if daemon not in (0, 1) or inherits not in (0, 1):
-            raise ProtocolError(f"an INTRODUCE frame of process {process:#x}: {daemon}, {inherits}")
-        return cls(_checked(process, Kind.INTRODUCE), daemon == 1, inherits == 1)
+    mailbox: SegmentId
 
 
 ParcelMessage = Post | Take | Open | CloseMailbox
 """What a client sends to the supervisor about messages in flight."""
 PARCEL_MESSAGES: dict[Kind, Callable[[bytes], ParcelMessage]] = {
-    Kind.POST: Post.unpack,
-    Kind.TAKE: lambda payload: Take(unpack_id(payload, Kind.TAKE)),
-    Kind.OPEN: lambda payload: Open(unpack_id(payload, Kind.OPEN)),
-    Kind.CLOSE: lambda payload: CloseMailbox(unpack_id(payload, Kind.CLOSE)),
+    m.kind: m.unpack for m in get_args(ParcelMessage)
 }
 """How each of them is read; `ProtocolError` if a payload is damaged."""
 
 
-def unpack_id(payload: bytes, kind: Kind) -> int:
-    """Read the payload of one of these; `ProtocolError` if it is damaged."""
-    if len(payload) != _ID.size:
-        raise ProtocolError(f"{kind.name} frame with {len(payload)} bytes of payload instead of {_ID.size}")
-    return _checked(_ID.unpack(payload)[0], kind)
+@frame(Kind.INTRODUCE)
+class Introduction(FramePayload):
+    """The sender is about to start a process, a client from now on; the supervisor's end is attached."""
+
+    process: SegmentId
+    """By which `ForkDone` names it."""
+    daemon: bool
+    """Whether it ends with the sender; otherwise only with the root process."""
+    inherits: bool
+    """Whether it holds what the sender holds now: it is forked."""
+
+
+@frame(Kind.FORK_DONE)
+class ForkDone(FramePayload):
+    """A forked child is the process of the pidfd that is attached; without one, there is none."""
+
+    process: SegmentId
+
+
+@frame(Kind.MEET)
+class Meet(FramePayload):
+    """The sender wants to meet other guests as ranks of a world, over the socketpair that is attached."""
+
+    place: Place
+
+
+@frame(Kind.LEAVE_WORLD)
+class LeaveWorld(FramePayload):
+    """The sender leaves that world: what it holds now is held until all have left."""
 
 
 def pack_client(client: int) -> bytes:
@@ -143,9 +134,3 @@ def unpack_client(payload: bytes) -> int:
     if not FIRST_GUEST <= client < MAX_CLIENT:
         raise ProtocolError(f"a WELCOME frame for client {client}, which is no number of a guest")
     return int(client)
-
-
-def _checked(value: int, kind: Kind) -> int:
-    if not is_segment_id(value):
-        raise ProtocolError(f"{kind.name} frame with {value:#x}, which is no id")
-    return value

@@ -35,7 +35,7 @@ from nbparallel.sharing.store import Store
 from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
-from nbparallel.wire.segments import Notice
+from nbparallel.wire.segments import Forget, FramePayload, Notice, Register
 
 if TYPE_CHECKING:
     from nbparallel.multiprocessing.pool import Pool
@@ -52,20 +52,15 @@ class FolderBroker:
         self._folder = Path(folder)
         self._fds: dict[int, int] = {}
 
-    def register(
-        self, segment: int, nbytes: int, fd: int, *, writable: bool, path: str = "", memory: int = 0
-    ) -> None:
-        """Keep a descriptor for others."""
-        self._fds[segment] = os.dup(fd)
-        draft = self._folder / f"{segment}.{os.getpid()}"
-        draft.write_text(f"/proc/{os.getpid()}/fd/{self._fds[segment]}")
-        draft.rename(self._folder / str(segment))
-
-    def intend(self, path: str) -> None:
-        """Do nothing: no supervisor cleans up names here, the process itself does."""
-
-    def removed(self, path: str) -> None:
-        """As above."""
+    def send(self, message: FramePayload, fd: int | None = None) -> None:
+        """Keep a descriptor for others, or drop it; nothing else is counted here, and all may write."""
+        if isinstance(message, Register) and fd is not None:
+            self._fds[message.segment] = os.dup(fd)
+            draft = self._folder / f"{message.segment}.{os.getpid()}"
+            draft.write_text(f"/proc/{os.getpid()}/fd/{self._fds[message.segment]}")
+            draft.rename(self._folder / str(message.segment))
+        elif isinstance(message, Forget) and (kept := self._fds.pop(message.segment, None)) is not None:
+            os.close(kept)
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Open another process's descriptor."""
@@ -75,28 +70,10 @@ class FolderBroker:
         except FileNotFoundError:
             raise SegmentLostError(f"segment {segment} is gone") from None
 
-    def release(self, segment: int, memory: int = 0) -> None:
-        """Nothing is counted here."""
-
-    def hold(self, segment: int, memory: int, *, writable: bool) -> None:
-        """Nothing, as above: no memory is used twice."""
-
-    def freed(self, memory: int) -> None:
-        """Do nothing: no other process is notified."""
-
-    def allow_write(self, segment: int) -> None:
-        """Do nothing: every process may write."""
-
-    def forget(self, segment: int) -> None:
-        """Drop a descriptor."""
-        fd = self._fds.pop(segment, None)
-        if fd is not None:
-            os.close(fd)
-
     def forget_all(self) -> None:
         """Drop the descriptors of all segments."""
         for segment in [*self._fds]:
-            self.forget(segment)
+            self.send(Forget(segment))
 
     def notices(self) -> Sequence[Notice]:
         """Return nothing: no segment is ever idle here."""

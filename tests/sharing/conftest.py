@@ -20,19 +20,7 @@ from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.sharing import Store
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.segments import (
-    Fetch,
-    Hold,
-    Lost,
-    Notice,
-    NoticeKind,
-    Register,
-    pack_path,
-    pack_segment,
-    pack_use,
-    unpack_segment,
-    unpack_use,
-)
+from nbparallel.wire.segments import Drop, Fetch, Fetched, Idle, Lost
 from tests.harness.stores import store_brokers
 
 WAIT = 10.0
@@ -108,56 +96,26 @@ class Broker:
         self.exchange = exchange
         self.client = client
 
-    def register(self, segment, nbytes, fd, *, writable, path="", memory=0):
-        said = Register(segment, nbytes, writable, path, memory)
-        self.exchange.say(self.client, Kind.REGISTER, said.pack(), [os.dup(fd)])
-
-    def intend(self, path):
-        self.exchange.say(self.client, Kind.INTEND, pack_path(path))
-
-    def removed(self, path):
-        self.exchange.say(self.client, Kind.REMOVED, pack_path(path))
+    def send(self, message, fd=None, sequence=0):
+        fds = [] if fd is None else [os.dup(fd)]
+        self.exchange.say(self.client, message.kind, message.pack(), fds, sequence)
 
     def fetch(self, segment, *, writable, memory=0):
-        self.exchange.say(self.client, Kind.FETCH, Fetch(segment, writable, memory).pack(), sequence=1)
+        self.send(Fetch(segment, writable, memory), sequence=1)
         inbox = self.exchange.inboxes[self.client]
-        answer = next(frame for frame in inbox if frame.kind in (Kind.FETCHED, Kind.LOST))
+        answer = next(reply for reply in inbox if isinstance(reply.message, Fetched | Lost))
         inbox.remove(answer)
-        if answer.kind is Kind.LOST:
-            raise lost_error(Lost.unpack(answer.payload), segment)
-        mine = pack_segment(segment)
-        self.exchange.inboxes[self.client] = deque(
-            frame for frame in inbox if frame.payload != mine or frame.kind is Kind.UNMAP
-        )
+        if isinstance(answer.message, Lost):
+            raise lost_error(answer.message, segment)
+        about = (Idle(segment), Drop(segment))
+        self.exchange.inboxes[self.client] = deque(reply for reply in inbox if reply.message not in about)
         return answer.fds.pop()
-
-    def release(self, segment, memory=0):
-        self.exchange.say(self.client, Kind.RELEASE, pack_use(segment, memory))
-
-    def hold(self, segment, memory, *, writable):
-        self.exchange.say(self.client, Kind.HOLD, Hold(segment, memory, writable).pack())
-
-    def freed(self, memory):
-        self.exchange.say(self.client, Kind.FREED, pack_segment(memory))
-
-    def allow_write(self, segment):
-        self.exchange.say(self.client, Kind.ALLOW_WRITE, pack_segment(segment))
-
-    def forget(self, segment):
-        self.exchange.say(self.client, Kind.FORGET, pack_segment(segment))
 
     def notices(self):
         inbox = self.exchange.inboxes[self.client]
-        notices = [_notice(frame) for frame in inbox]
+        notices = [reply.message for reply in inbox]
         inbox.clear()
         return notices
-
-
-def _notice(frame):
-    if frame.kind is Kind.UNMAP:
-        return Notice(NoticeKind.UNMAP, 0, unpack_segment(frame.payload, frame.kind))
-    kinds = {Kind.IDLE: NoticeKind.IDLE, Kind.DROP: NoticeKind.DROP, Kind.ENDED: NoticeKind.ENDED}
-    return Notice(kinds[frame.kind], *unpack_use(frame.payload, frame.kind))
 
 
 class Supervisor:
@@ -214,7 +172,8 @@ class Supervisor:
             channel = self.channels.get(frame.client)
             try:
                 if channel is not None:
-                    channel.send(frame.kind, frame.payload, fds=frame.fds, sequence=frame.sequence)
+                    message = frame.message
+                    channel.send(message.kind, message.pack(), fds=frame.fds, sequence=frame.sequence)
             except ChannelClosedError:
                 pass  # its end is noticed at the next poll
             finally:

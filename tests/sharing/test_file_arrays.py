@@ -13,7 +13,7 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     StrategyUnavailableError,
 )
-from nbparallel.sharing import current_store
+from nbparallel.sharing import current_store, file_arrays
 from nbparallel.sharing.strategies import memory_map, registry
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.testing.strategies import temporary_registry
@@ -132,11 +132,11 @@ def test_errors_speak_of_the_users_file(tmp_path, monkeypatch):
     assert "another disk" in full
     assert "set_sharing_strategy" not in full
 
-    def no_room(text, path):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    def no_room(fd, size, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.readlink(f"/proc/self/fd/{fd}"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "symlink", no_room)  # the record of whose the draft is
+        patched.setattr(file_arrays, "fill", no_room)  # of the draft
         assert isinstance(refused(tmp_path / "x.npy", **new), SharedMemoryFullError)
     for content, words in {
         b"\x93NUMPY\1": "damaged",

@@ -8,6 +8,7 @@ import pytest
 
 from nbparallel.errors import ForkedRankError
 from nbparallel.sharing import current_store, share
+from nbparallel.wire.segments import Release
 from tests.harness.stores import locked_store, own_sources, store_brokers
 
 
@@ -51,7 +52,7 @@ def test_every_call_is_refused_in_a_forked_child(connected):
         store.segments,
         store.close,
         lambda: store.disconnect(store_brokers(store)[0]),
-        lambda: store_brokers(store)[0].release(handle.segment),
+        lambda: store_brokers(store)[0].send(Release(handle.segment)),
         lambda: share(np.zeros(1)),
     ]
     current_store()

@@ -15,12 +15,14 @@ from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.segments import (
+    Drop,
+    Ended,
     Fetched,
+    Freed,
     Hold,
-    Notice,
-    NoticeKind,
-    pack_segment,
-    pack_use,
+    Idle,
+    Release,
+    Unmap,
     segment_id,
 )
 from tests.harness.stores import store_brokers
@@ -56,7 +58,7 @@ def test_a_closed_session_is_told_at_once(ends):
     with pytest.raises(ChannelClosedError):
         client.notices()
     with pytest.raises(ChannelClosedError):
-        client.release(segment_id(0, 1))
+        client.send(Release(segment_id(0, 1)))
 
 
 def test_notices_come_in_between(ends):
@@ -65,11 +67,11 @@ def test_notices_come_in_between(ends):
     mine, another = segment_id(1, 1), segment_id(1, 2)
     source = FileDescriptorStrategy().create(4096)
     for segment in (mine, another):
-        other.send(Kind.IDLE, pack_segment(segment))
+        other.send(Kind.IDLE, Idle(segment).pack())
     other.send(Kind.FETCHED, Fetched(mine, 4096, True).pack(), fds=[source.fd], sequence=1)
     os.close(client.fetch(mine, writable=True))
-    other.send(Kind.DROP, pack_segment(mine))
-    assert client.notices() == (Notice(NoticeKind.IDLE, another), Notice(NoticeKind.DROP, mine))
+    other.send(Kind.DROP, Drop(mine).pack())
+    assert client.notices() == (Idle(another), Drop(mine))
     assert client.notices() == ()
     source.close()
 
@@ -83,14 +85,14 @@ def test_a_signal_handler_may_send_while_something_is_sent():
         def send(self, data):
             if not handled:
                 handled.append(True)
-                client.freed(segment_id(1, 2))
+                client.send(Freed(segment_id(1, 2)))
             return sock.send(data)
 
         def __getattr__(self, name):
             return getattr(sock, name)
 
     client, other = SegmentClient(Channel(Interrupted()), 1, patience=0.3), Channel(theirs)
-    client.release(segment_id(0, 1))
+    client.send(Release(segment_id(0, 1)))
     assert [other.receive(1.0).kind for _ in range(2)] == [Kind.FREED, Kind.RELEASE]
     sock.close()
     other.close()
@@ -114,9 +116,9 @@ def test_a_signal_handler_may_listen_while_we_look_whether_something_came(monkey
     with monkeypatch.context() as patch:
         patch.setattr(segment_client, "select", SimpleNamespace(poll=Interrupted, POLLIN=select.POLLIN))
         client = SegmentClient(ours, 1)
-    theirs.send(Kind.IDLE, pack_segment(segment_id(1, 1)))
+    theirs.send(Kind.IDLE, Idle(segment_id(1, 1)).pack())
     assert client.notices() == ()
-    assert heard == [(Notice(NoticeKind.IDLE, segment_id(1, 1)),)]
+    assert heard == [(Idle(segment_id(1, 1)),)]
     client.close()
     theirs.close()
 
@@ -143,7 +145,7 @@ def test_a_signal_handler_may_listen_while_an_answer_is_awaited(ends, monkeypatc
     other.send(Kind.FETCHED, answer, fds=[source.fd], sequence=2)
     with pytest.raises(KeyboardInterrupt):
         client.fetch(mine, writable=True)
-    assert client.notices() == (Notice(NoticeKind.UNCLAIMED_HOLD, mine),)
+    assert client.notices() == (Fetched(mine, 4096, True),)
     source.close()
 
 
@@ -151,19 +153,19 @@ def test_what_is_said_about_memory_that_stays_mapped(ends):
     """Both ways; what a fetch makes invalid is what was said about holds, not about memory."""
     client, other = ends
     first, second = segment_id(0, 1), segment_id(0, 2)
-    client.release(first, first)
-    client.hold(second, first, writable=False)
-    client.freed(segment_id(1, 1))
+    client.send(Release(first, first))
+    client.send(Hold(second, first, False))
+    client.send(Freed(segment_id(1, 1)))
     frames = [other.receive(1.0) for _ in range(3)]
     assert [frame.kind for frame in frames] == [Kind.RELEASE, Kind.HOLD, Kind.FREED]
-    assert frames[0].payload == pack_use(first, first)
+    assert Release.unpack(frames[0].payload) == Release(first, first)
     assert Hold.unpack(frames[1].payload) == Hold(second, first, False)
     source = FileDescriptorStrategy().create(4096)
-    other.send(Kind.ENDED, pack_use(second, first))
-    other.send(Kind.UNMAP, pack_segment(second))
+    other.send(Kind.ENDED, Ended(second, first).pack())
+    other.send(Kind.UNMAP, Unmap(second).pack())
     other.send(Kind.FETCHED, Fetched(second, 4096, False).pack(), fds=[source.fd], sequence=1)
     os.close(client.fetch(second, writable=False))
-    assert client.notices() == (Notice(NoticeKind.ENDED, second, first), Notice(NoticeKind.UNMAP, 0, second))
+    assert client.notices() == (Ended(second, first), Unmap(second))
     source.close()
 
 
@@ -176,7 +178,7 @@ def test_an_answer_that_nobody_waits_for(ends):
     source = FileDescriptorStrategy().create(4096)
     before = len(os.listdir("/proc/self/fd"))
     other.send(Kind.FETCHED, Fetched(segment, 4096, False).pack(), fds=[source.fd], sequence=1)
-    assert client.notices() == (Notice(NoticeKind.UNCLAIMED_HOLD, segment),)
+    assert client.notices() == (Fetched(segment, 4096, False),)
     assert len(os.listdir("/proc/self/fd")) == before
     source.close()
 
@@ -191,7 +193,7 @@ def test_a_stray_hold_is_given_back(ends):
     other.send(Kind.FETCHED, Fetched(segment, 4096, False).pack(), fds=[source.fd], sequence=99)
     store.drain()
     frame = other.receive(1.0)
-    assert (frame.kind, frame.payload) == (Kind.RELEASE, pack_segment(segment))
+    assert (frame.kind, frame.payload) == (Kind.RELEASE, Release(segment).pack())
     source.close()
     store.close()
 

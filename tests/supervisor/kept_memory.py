@@ -7,16 +7,25 @@ from collections import defaultdict, deque
 from nbparallel.supervisor.ledger.actions import (
     Close,
     Disconnect,
-    Drop,
-    Ended,
     Grant,
-    Idle,
-    Refuse,
+    Notify,
     StoreDescriptor,
-    Unmap,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.wire.segments import Fetch, Forget, Freed, Hold, Register, Release, segment_id
+from nbparallel.wire.segments import (
+    Drop,
+    Ended,
+    Fetch,
+    Forget,
+    Freed,
+    Hold,
+    Idle,
+    Lost,
+    Register,
+    Release,
+    Unmap,
+    segment_id,
+)
 
 CLIENTS = 4
 
@@ -77,21 +86,21 @@ class KeptMemory:
     def check(self, action):
         """Fail if an action would take memory from somebody who looks at it."""
         match action:
-            case Idle(client, segment) | Drop(client, segment):
+            case Notify(client, Idle(segment) | Drop(segment)):
                 assert not self.lookers.get(segment), "somebody looks at what its owner may use again"
                 self.ends += 1
                 self.inboxes[client].append(action)
             case Close(segment):
                 assert not self.lookers.get(segment), "somebody looks at what was closed"
-            case Unmap(client, memory):
+            case Notify(client, Unmap(memory)):
                 uses = [s for s, m in self.memory_of.items() if m == memory and self.lookers.get(s)]
                 assert not uses, "somebody looks at memory that is of no more use"
                 self.inboxes[client].append(action)
-            case Ended(client, _, _):
+            case Notify(client, Ended()):
                 self.inboxes[client].append(action)
             case Grant(client=client, segment=segment):
                 self.granted.add((client, segment))
-            case Refuse() | Disconnect():
+            case Notify(_, Lost()) | Disconnect():
                 raise AssertionError(f"nobody did anything wrong: {action}")
             case StoreDescriptor():
                 pass
@@ -174,15 +183,15 @@ class KeptMemory:
         client = self.random.choice(list(self.sockets)) if client is None else client
         for action in self.inboxes.pop(client, ()):
             match action:
-                case Idle(_, segment):
+                case Notify(_, Idle(segment)):
                     self.sockets[client].append((client, Forget(segment)))
                     self.pools[client].append(self.memory_of[segment])
-                case Drop(_, segment):
+                case Notify(_, Drop(segment)):
                     self.sockets[client].append((client, Freed(self.memory_of[segment])))
-                case Ended(_, segment, memory):
+                case Notify(_, Ended(segment, memory)):
                     if memory in self.kept[client]:
                         self.kept[client][memory] = max(self.kept[client][memory], segment + 1)
-                case Unmap(_, memory):
+                case Notify(_, Unmap(memory)):
                     self.kept[client].pop(memory, None)
 
     def trim(self):

@@ -10,7 +10,18 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, ProtocolError
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.segments import Fetch, Hold, Register, pack_path, pack_segment, pack_use, segment_id
+from nbparallel.wire.segments import (
+    AllowWrite,
+    Fetch,
+    Forget,
+    Freed,
+    Hold,
+    Intend,
+    Register,
+    Release,
+    Removed,
+    segment_id,
+)
 
 
 def memory(nbytes):
@@ -66,17 +77,20 @@ def check_mutated_frames(tmp_path, count):
         paths = [str(bystander), str(tmp_path / "nbp_a"), f"/dev/shm/nbp_{client}", "nbp_x", "/nbp_/../etc"]
         kind, payload = random_.choice(
             [
-                (Kind.REGISTER, Register(segment, 4096, True, random_.choice(["", "/dev/shm/nbp_b"])).pack()),
+                (
+                    Kind.REGISTER,
+                    Register(segment, 4096, True, path=random_.choice(["", "/dev/shm/nbp_b"])).pack(),
+                ),
                 (Kind.FETCH, Fetch(segment, random_.random() < 0.5).pack()),
-                (Kind.REGISTER, Register(segment, 4096, True, "", segment).pack()),
-                (Kind.RELEASE, pack_segment(segment)),
-                (Kind.RELEASE, pack_use(segment, segment)),
+                (Kind.REGISTER, Register(segment, 4096, True, segment).pack()),
+                (Kind.RELEASE, Release(segment).pack()),
+                (Kind.RELEASE, Release(segment, segment).pack()),
                 (Kind.HOLD, Hold(segment, segment, random_.random() < 0.5).pack()),
-                (Kind.FREED, pack_segment(segment)),
-                (Kind.FORGET, pack_segment(segment)),
-                (Kind.ALLOW_WRITE, pack_segment(segment)),
-                (Kind.INTEND, pack_path(random_.choice(paths))),
-                (Kind.REMOVED, pack_path(random_.choice(paths))),
+                (Kind.FREED, Freed(segment).pack()),
+                (Kind.FORGET, Forget(segment).pack()),
+                (Kind.ALLOW_WRITE, AllowWrite(segment).pack()),
+                (Kind.INTEND, Intend(random_.choice(paths)).pack()),
+                (Kind.REMOVED, Removed(random_.choice(paths)).pack()),
             ]
         )
         if random_.random() < 0.05:

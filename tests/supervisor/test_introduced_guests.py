@@ -16,8 +16,7 @@ from nbparallel.supervisor.clients import Client, Clients
 from nbparallel.supervisor.guests import Guest, Guests
 from nbparallel.wire.frames import Frame, Kind, encode
 from nbparallel.wire.identity import pack_pid
-from nbparallel.wire.parcels import FIRST_GUEST, Introduction
-from nbparallel.wire.segments import pack_segment
+from nbparallel.wire.parcels import FIRST_GUEST, ForkDone, Introduction
 
 ROOT = 0
 ID = 1 << 40 | 5
@@ -57,7 +56,7 @@ class Introducing:
     def fork_done(self, parent: int, *, there: bool) -> None:
         """Say who the child is, or that there is none."""
         fds = [os.pidfd_open(self.process.pid)] if there else []
-        frame = Frame(Kind.FORK_DONE, 0, 0, pack_segment(ID), fds)
+        frame = Frame(Kind.FORK_DONE, 0, 0, ForkDone(ID).pack(), fds)
         self.guests.received(self.clients.by_number[parent], frame)
         frame.close()
 

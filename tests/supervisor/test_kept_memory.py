@@ -9,16 +9,26 @@ from hypothesis import strategies as st
 from nbparallel.supervisor.ledger.actions import (
     Close,
     Disconnect,
-    Drop,
-    Ended,
     Grant,
-    Idle,
-    Refuse,
+    Notify,
     StoreDescriptor,
-    Unmap,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.wire.segments import AllowWrite, Fetch, Forget, Freed, Hold, Register, Release, segment_id
+from nbparallel.wire.segments import (
+    AllowWrite,
+    Drop,
+    Ended,
+    Fetch,
+    Forget,
+    Freed,
+    Hold,
+    Idle,
+    Lost,
+    Register,
+    Release,
+    Unmap,
+    segment_id,
+)
 from tests.harness.tiers import examples
 from tests.supervisor.kept_memory import KeptMemory
 
@@ -66,7 +76,7 @@ def book():
     book.step(1, Fetch(FIRST, False), 1)
     book.step(0, Release(FIRST))
     assert book.step(1, Release(FIRST, FIRST)) == []
-    assert drained(book) == [Ended(1, FIRST, FIRST), Idle(0, FIRST)]
+    assert drained(book) == [Notify(1, Ended(FIRST, FIRST)), Notify(0, Idle(FIRST))]
     assert book.step(0, Forget(FIRST)) == [Close(FIRST)]
     return book
 
@@ -89,7 +99,7 @@ def test_a_hold_counts_as_a_fetch(book):
     assert drained(book) == []
     assert book.entries[SECOND].holders == {1}
     book.step(1, Release(SECOND, FIRST))
-    assert drained(book) == [Ended(1, SECOND, FIRST), Idle(0, SECOND)]
+    assert drained(book) == [Notify(1, Ended(SECOND, FIRST)), Notify(0, Idle(SECOND))]
 
 
 def test_a_hold_that_was_read_after_the_release(book):
@@ -109,7 +119,7 @@ def test_what_ends_while_sockets_are_read_waits_for_the_next_time(book):
     turn = book.mark()
     book.step(0, Release(SECOND))
     assert book.settle(turn) == []
-    assert drained(book) == [Ended(1, SECOND, FIRST), Idle(0, SECOND)][1:]
+    assert drained(book) == [Notify(1, Ended(SECOND, FIRST)), Notify(0, Idle(SECOND))][1:]
 
 
 def test_a_hold_that_overtook_the_registration(book):
@@ -164,7 +174,7 @@ def test_a_damaged_handle_costs_nobody_his_life(book):
     assert book.step(1, Release(THIRD, FIRST)) == []
     assert book.step(1, Hold(SECOND, FIRST, False)) == []
     (refusal,) = book.step(2, Fetch(THIRD, False, FIRST), 1)
-    assert isinstance(refusal, Refuse)
+    assert isinstance(refusal.message, Lost)
     (grant,) = book.step(2, Fetch(THIRD, False, THIRD), 2)
     assert isinstance(grant, Grant)
 
@@ -181,7 +191,7 @@ def test_a_keeper_that_says_nothing_is_told_once(book):
     for serial in range(2, 20):
         register(book, segment_id(0, serial))
         book.step(0, Release(segment_id(0, serial)))
-        assert drained(book) == [Idle(0, segment_id(0, serial))]
+        assert drained(book) == [Notify(0, Idle(segment_id(0, serial)))]
 
 
 def test_memory_that_its_owner_gives_back_is_unmapped(book):
@@ -191,20 +201,20 @@ def test_memory_that_its_owner_gives_back_is_unmapped(book):
     assert book.step(0, Freed(FIRST)) == []
     assert book.step(0, Forget(SECOND)) == []
     book.step(1, Release(SECOND, FIRST))
-    assert drained(book) == [Close(SECOND), Ended(1, SECOND, FIRST), Unmap(1, FIRST)]
+    assert drained(book) == [Close(SECOND), Notify(1, Ended(SECOND, FIRST)), Notify(1, Unmap(FIRST))]
     assert book.step(0, Freed(FIRST)) == []
-    assert book.step(1, Release(SECOND, FIRST)) == [Unmap(1, FIRST)]
+    assert book.step(1, Release(SECOND, FIRST)) == [Notify(1, Unmap(FIRST))]
 
 
 def test_all_others_return_what_they_keep_if_one_has_no_room(book):
     """It says so by freeing no memory at all; what is known of memories stays."""
-    assert book.step(1, Freed(0)) == [Unmap(0, 0), Unmap(2, 0)]
-    assert book.step(0, Freed(FIRST)) == [Unmap(1, FIRST)]
+    assert book.step(1, Freed(0)) == [Notify(0, Unmap(0)), Notify(2, Unmap(0))]
+    assert book.step(0, Freed(FIRST)) == [Notify(1, Unmap(FIRST))]
 
 
 def test_a_dead_owners_memory_is_unmapped(book):
     """Nobody will use it again."""
-    assert book.client_gone(0) == [Unmap(1, FIRST)]
+    assert book.client_gone(0) == [Notify(1, Unmap(FIRST))]
 
 
 def test_a_dead_keeper_is_forgotten(book):
@@ -219,4 +229,4 @@ def test_what_a_dead_client_held_is_not_used_again(book):
     book.step(1, Hold(SECOND, FIRST, False))
     book.client_gone(1)
     assert book.step(0, Release(SECOND)) == []
-    assert drained(book) == [Drop(0, SECOND), Close(SECOND)]
+    assert drained(book) == [Notify(0, Drop(SECOND)), Close(SECOND)]

@@ -12,19 +12,20 @@ from nbparallel.supervisor.ledger import ledger
 from nbparallel.supervisor.ledger.actions import (
     Close,
     Disconnect,
-    Drop,
     Grant,
-    Idle,
-    Refuse,
+    Notify,
     StoreDescriptor,
     Unlink,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.segments import (
     AllowWrite,
+    Drop,
     Fetch,
     Forget,
+    Idle,
     Intend,
+    Lost,
     LostReason,
     Register,
     Release,
@@ -36,6 +37,13 @@ from tests.harness.tiers import examples
 
 CLIENTS = st.integers(0, 2)
 SEGMENTS = st.builds(segment_id, CLIENTS, st.sampled_from([1, 1, 1, 2]))
+
+
+def is_notice(action, kind):
+    """Return whether an action sends a message of a kind."""
+    return isinstance(action, Notify) and isinstance(action.message, kind)
+
+
 STRANGERS = st.sampled_from([None] * 7 + [0, 1, 2])
 """Who says what only a segment's creator says; None: it does."""
 SIZES = st.sampled_from([4096] * 4 + [8192])
@@ -98,11 +106,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert not writable or segment in self.writable or client == creator_of(segment)
                 del self.questions[sequence]
                 self.holds.setdefault(segment, set()).add(client)
-            case Refuse():
-                del self.questions[action.sequence]
-                if action.reason is LostReason.READ_ONLY:
-                    assert action.segment not in self.writable
-            case Idle(client, segment) | Drop(client, segment):
+            case Notify(_, Lost(segment, reason), sequence):
+                del self.questions[sequence]
+                if reason is LostReason.READ_ONLY:
+                    assert segment not in self.writable
+            case Notify(client, Idle(segment) | Drop(segment)):
                 assert client == creator_of(segment)
                 assert client in self.alive
                 assert not self.holds.get(segment)
@@ -127,9 +135,9 @@ class LedgerMachine(RuleBasedStateMachine):
             holders.discard(client)
         self.questions = {s: c for s, c in self.questions.items() if c != client}
         actions = self.checked(self.ledger.client_gone(client))
-        assert {action.segment for action in actions if isinstance(action, Drop)} == given
+        assert {action.message.segment for action in actions if is_notice(action, Drop)} == given
         assert alone <= {action.segment for action in actions if isinstance(action, Close)}
-        assert not any(isinstance(action, Idle) for action in actions), "a dead client's memory is not reused"
+        assert not any(is_notice(action, Idle) for action in actions), "a dead client's memory is not reused"
 
     @rule(stranger=STRANGERS, segment=SEGMENTS, writable=st.booleans(), nbytes=SIZES)
     def register(self, stranger, segment, writable, nbytes):
@@ -171,7 +179,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         self.take(client, segment, 4096, writable=False)
         self.named[segment] = path
-        self.step(client, Register(segment, 4096, False, path))
+        self.step(client, Register(segment, 4096, False, path=path))
 
     @rule(client=CLIENTS, segment=SEGMENTS, writable=st.booleans())
     def ask(self, client, segment, writable):
@@ -204,7 +212,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.holds[segment].discard(client)
         left = bool(self.holds.get(segment))
         actions = self.step(client, Release(segment))
-        idle, closed = (any(isinstance(action, kind) for action in actions) for kind in (Idle, Close))
+        idle, closed = (any(is_notice(action, Idle) for action in actions), Close(segment) in actions)
         if client not in self.alive:
             assert isinstance(actions[0], Disconnect)
         elif held and not left:
@@ -230,7 +238,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self.unwanted.add(segment)
             self.holds[segment].discard(client)
         actions = self.step(client, Forget(segment))
-        assert not any(isinstance(action, Idle | Drop) for action in actions)
+        assert not any(is_notice(action, Idle | Drop) for action in actions)
         if good and not self.holds.get(segment):
             assert segment not in self.open
 
@@ -247,7 +255,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def drain(self):
         actions = self.checked(self.ledger.settle(self.ledger.mark()))
-        assert all(isinstance(action, Refuse) for action in actions)
+        assert all(is_notice(action, Lost) for action in actions)
         assert self.questions == {}, "every question has been answered"
 
     @precondition(lambda self: self.alive)

@@ -10,7 +10,19 @@ import pytest
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.segments import Fetch, Fetched, Lost, LostReason, Register, pack_segment, segment_id
+from nbparallel.wire.segments import (
+    AllowWrite,
+    Drop,
+    Fetch,
+    Fetched,
+    Forget,
+    Idle,
+    Lost,
+    LostReason,
+    Register,
+    Release,
+    segment_id,
+)
 
 SEGMENT = segment_id(0, 1)
 
@@ -49,15 +61,14 @@ def test_a_reader_gets_a_descriptor_for_reading(server):
     """What is granted for reading cannot be mapped for writing; what is granted for writing can."""
     assert register(server) == []
     (answer,) = fetch(server, 1)
-    assert (answer.client, answer.kind, answer.sequence) == (1, Kind.FETCHED, 5)
-    assert Fetched.unpack(answer.payload) == Fetched(SEGMENT, 4096, False)
+    assert (answer.client, answer.message, answer.sequence) == (1, Fetched(SEGMENT, 4096, False), 5)
     mmap.mmap(answer.fds[0], 4096, prot=mmap.PROT_READ).close()
     with pytest.raises(PermissionError):
         mmap.mmap(answer.fds[0], 4096)
     answer.close()
     (refusal,) = fetch(server, 1, writable=True)
-    assert Lost.unpack(refusal.payload) == Lost(SEGMENT, LostReason.READ_ONLY)
-    server.receive(0, Frame(Kind.ALLOW_WRITE, 0, 0, pack_segment(SEGMENT), []))
+    assert refusal.message == Lost(SEGMENT, LostReason.READ_ONLY)
+    server.receive(0, Frame(Kind.ALLOW_WRITE, 0, 0, AllowWrite(SEGMENT).pack(), []))
     (answer,) = fetch(server, 1, writable=True)
     mmap.mmap(answer.fds[0], 4096).close()
     answer.close()
@@ -74,12 +85,12 @@ def test_a_descriptor_that_was_not_kept_may_come_again():
     assert (refusal.client, refusal.sequence) == (1, 5)
     assert (notice.client, notice.sequence) == (0, 0)
     for reply in (refusal, notice):
-        assert Lost.unpack(reply.payload) == Lost(SEGMENT, LostReason.DESCRIPTORS)
+        assert reply.message == Lost(SEGMENT, LostReason.DESCRIPTORS)
     server.max_descriptors = 1
     for _ in range(2):
         assert register(server) == []
     (answer,) = fetch(server, 1)
-    assert answer.kind is Kind.FETCHED
+    assert isinstance(answer.message, Fetched)
     answer.close()
     server.close()
 
@@ -89,11 +100,11 @@ def test_what_is_unknown_waits_once(server):
     assert fetch(server, 1) == []
     assert server.unsettled
     (refusal,) = server.settle(server.mark())
-    assert Lost.unpack(refusal.payload).reason is LostReason.UNKNOWN
+    assert refusal.message == Lost(SEGMENT, LostReason.UNKNOWN)
     assert not server.unsettled
     assert fetch(server, 1) == []
     (answer,) = register(server)
-    assert answer.kind is Kind.FETCHED
+    assert isinstance(answer.message, Fetched)
     answer.close()
 
 
@@ -107,9 +118,9 @@ def test_descriptors_are_closed_with_the_last_hold(server):
     assert len(os.listdir("/proc/self/fd")) == before + 2
     assert server.segments == (SEGMENT, segment_id(1, 1))
     assert server.nbytes() == 8192
-    assert server.receive(0, Frame(Kind.RELEASE, 0, 0, pack_segment(SEGMENT), [])) == []
+    assert server.receive(0, Frame(Kind.RELEASE, 0, 0, Release(SEGMENT).pack(), [])) == []
     (drop,) = server.client_gone(1)
-    assert (drop.client, drop.kind, drop.payload) == (0, Kind.DROP, pack_segment(SEGMENT))
+    assert (drop.client, drop.message) == (0, Drop(SEGMENT))
     assert server.segments == ()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -117,11 +128,11 @@ def test_descriptors_are_closed_with_the_last_hold(server):
 def test_the_creator_learns_that_nobody_holds_it(server):
     """The last release makes the segment idle, and the creator may forget it."""
     register(server)
-    (idle,) = server.receive(0, Frame(Kind.RELEASE, 0, 0, pack_segment(SEGMENT), []))
-    assert (idle.client, idle.kind) == (0, Kind.IDLE)
+    (idle,) = server.receive(0, Frame(Kind.RELEASE, 0, 0, Release(SEGMENT).pack(), []))
+    assert (idle.client, idle.message) == (0, Idle(SEGMENT))
     (refusal,) = fetch(server, 1)
-    assert refusal.kind is Kind.LOST
-    assert server.receive(0, Frame(Kind.FORGET, 0, 0, pack_segment(SEGMENT), [])) == []
+    assert isinstance(refusal.message, Lost)
+    assert server.receive(0, Frame(Kind.FORGET, 0, 0, Forget(SEGMENT).pack(), [])) == []
     assert server.segments == ()
 
 
@@ -133,11 +144,11 @@ def test_the_creator_learns_that_nobody_holds_it(server):
         (Kind.REGISTER, Register(SEGMENT, 8192, True).pack(), 1),
         (Kind.REGISTER, Register(segment_id(1, 1), 4096, True).pack(), 1),
         (Kind.REGISTER, b"", 1),
-        (Kind.REGISTER, Register(SEGMENT, 4096, True).pack()[:-1] + b"\x02", 1),
+        (Kind.REGISTER, Register(SEGMENT, 4096, True).pack()[:16] + b"\2" + bytes(8), 1),
         (Kind.FETCH, b"x" * 9, 0),
         (Kind.FETCH, Fetch(SEGMENT, False).pack(), 1),
         (Kind.RELEASE, b"\0" * 8, 0),
-        (Kind.FORGET, pack_segment(segment_id(1, 1)), 0),
+        (Kind.FORGET, Forget(segment_id(1, 1)).pack(), 0),
         (Kind.TASK, b"", 0),
     ],
 )
@@ -164,7 +175,7 @@ def test_twenty_thousand_random_frames(server):
     random_ = random.Random(1)
     before = len(os.listdir("/proc/self/fd"))
     kinds = [Kind.REGISTER, Kind.FETCH, Kind.RELEASE, Kind.HOLD, Kind.ALLOW_WRITE, Kind.FORGET, *Kind]
-    payloads = [Register(SEGMENT, 4096, True).pack(), Fetch(SEGMENT, True).pack(), pack_segment(SEGMENT)]
+    payloads = [Register(SEGMENT, 4096, True).pack(), Fetch(SEGMENT, True).pack(), Forget(SEGMENT).pack()]
     for turn in range(20_000):
         payload = bytearray(random_.choice(payloads))
         for _ in range(random_.choice([0, 0, 1, 3])):

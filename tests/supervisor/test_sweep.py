@@ -20,9 +20,7 @@ from nbparallel.testing.waiting import wait_until
 from nbparallel.wire import locked_names
 from tests.harness import sandboxes
 from tests.harness.tiers import examples
-from tests.supervisor.leftovers import NOBODY, _release, leave, left_in
-
-__all__ = ["_release"]
+from tests.supervisor.leftovers import NOBODY, leave, left_in
 
 
 def test_f72_nobody_needs_them(tmp_path: Path) -> None:
@@ -234,8 +232,7 @@ def test_f72_a_directory_that_only_a_pointer_names(tmp_path: Path, monkeypatch: 
 
 def test_two_sweeps_and_a_session_that_begins(tmp_path: Path) -> None:
     """Each stale name is removed, and told, once; no name of a living process is touched meanwhile."""
-    for number in range(40):
-        leave(tmp_path, 25, number)
+    doomed = {str(path) for number in range(40) for path in leave(tmp_path, 25, number)}
     reports: list[tuple[StaleName, ...]] = []
     living: list[Path] = []
     done = threading.Event()
@@ -246,8 +243,8 @@ def test_two_sweeps_and_a_session_that_begins(tmp_path: Path) -> None:
             number += 1
             try:
                 living.extend(leave(tmp_path, 1, number, living=True))
-            except AssertionError:
-                continue  # a sweep found it first: made anew
+            except InterruptedError:
+                continue  # a sweep found it before it was locked: a session draws another one
 
     threads = [
         threading.Thread(target=lambda: reports.append(sweep([str(tmp_path)]).removed)) for _ in range(3)
@@ -261,7 +258,8 @@ def test_two_sweeps_and_a_session_that_begins(tmp_path: Path) -> None:
     done.set()
     beginning.join()
     removed = [name.path for report in reports for name in report]
-    assert len(removed) == len(set(removed)) == 1000
+    assert len(removed) == len(set(removed))
+    assert doomed <= set(removed)
     assert all(path.exists() for path in living)
     assert len(left_in(tmp_path) - {path.name for path in living}) == 0
 

@@ -24,7 +24,7 @@ from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLivenes
 from nbparallel.errors import ChannelClosedError, ForkedRankError, SupervisorDiedError
 from nbparallel.sharing import Store
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.parcels import FIRST_GUEST
+from nbparallel.wire.parcels import FIRST_GUEST, LeaveWorld
 from nbparallel.wire.rendezvous import Join, client_of
 
 CELL = 1
@@ -116,7 +116,7 @@ class ProcessGroup:
             self._disconnect_own()
         else:
             try:
-                self._host.leave_world()  # before arrays die that other ranks have not received yet
+                self._host.send(LeaveWorld())  # before arrays die that other ranks have not received yet
             except ChannelClosedError:
                 pass  # the supervisor has ended, which the ranks that wait notice by themselves
             self.communicator.close()

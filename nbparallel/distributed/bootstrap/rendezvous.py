@@ -32,6 +32,7 @@ from nbparallel.errors import (
 from nbparallel.supervisor.external.listener import DRAFT, SOCKET
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import peer_of
+from nbparallel.wire.parcels import Meet
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
 from nbparallel.wire.system import without_debugger
 
@@ -101,7 +102,7 @@ def meet_at_supervisor(broker: SegmentClient, place: str, join: Join, seconds: f
     mine, theirs = Channel.pair()
     try:
         with theirs:
-            broker.meet(place, theirs.fileno())
+            broker.send(Meet(place), theirs.fileno())
         return _Rendezvous(place, join, time.monotonic() + seconds, seconds).request(Channel(mine))
     except ChannelClosedError as error:
         mine.close()

@@ -18,6 +18,7 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.multiprocessing.household.lifeline import Lifeline, prepared
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
 from nbparallel.multiprocessing.household.root_supervisor import membership
+from nbparallel.wire.parcels import ForkDone
 
 T = TypeVar("T")
 
@@ -190,7 +191,7 @@ class Fork:
     def _complete(self, pidfd: int | None) -> None:
         # The child finds out by itself that the supervisor has ended.
         with contextlib.suppress(ChannelClosedError):
-            self._member.broker.fork_done(self._ends.process, pidfd)
+            self._member.broker.send(ForkDone(self._ends.process), pidfd)
 
     def _close(self) -> None:
         self._store.fork_done()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from nbparallel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
+from nbparallel.wire.parcels import CloseMailbox, Open, Post, Take
 from nbparallel.wire.segments import segment_id
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class HouseholdMember:
         if not segments and not carried:
             return 0
         parcel = self.next_id()
-        self.broker.post(parcel, segments, mailbox=mailbox, carried=carried)
+        self.broker.send(Post(parcel, mailbox, segments, carried))
         self.store.mark_posted(segments)
         return parcel
 
@@ -94,7 +95,7 @@ class HouseholdMember:
         To be called before any other process learns that it was.  0 is none.
         """
         if parcel:
-            self.broker.take(parcel)
+            self.broker.send(Take(parcel))
 
     def withdraw(self, parcel: int) -> None:
         """Record that a message which was posted will not be written."""
@@ -112,7 +113,7 @@ class HouseholdMember:
         """Record that this process has another reading end of a pipe."""
         with self._lock:
             if not self._open.get(mailbox):
-                self.broker.open_mailbox(mailbox)
+                self.broker.send(Open(mailbox))
             self._open[mailbox] = self._open.get(mailbox, 0) + 1
 
     def close_mailbox(self, mailbox: int) -> None:
@@ -122,7 +123,7 @@ class HouseholdMember:
             if left > 0:
                 self._open[mailbox] = left
             elif self._open.pop(mailbox, None) is not None:
-                self.broker.close_mailbox(mailbox)
+                self.broker.send(CloseMailbox(mailbox))
 
     @property
     def reads_mail(self) -> bool:

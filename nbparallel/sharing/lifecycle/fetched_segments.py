@@ -21,6 +21,7 @@ from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.process_limits import check_descriptor, check_mappings
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.segments import Hold, Release
 
 
 class _Request(NamedTuple):
@@ -100,7 +101,7 @@ class FetchedSegments:
             request = _Request(wanted, handle.segment_nbytes, source.strategy, memory)
             mapping = self._map(request, access, broker)
         elif segment is None:
-            broker.hold(wanted, handle.memory, writable=writable)
+            broker.send(Hold(wanted, handle.memory, writable))
         if segment is None:
             segment = Segment(wanted, mapping.nbytes, handle.strategy, writable=False, broker=broker)
             segment.memory = handle.memory
@@ -145,7 +146,7 @@ class FetchedSegments:
     def release_segment(self, segment: Segment) -> None:
         """End the hold of a segment that no array here uses (idempotent)."""
         if segment.broker is not None:
-            self._sessions.release(segment.broker, segment.id, segment.memory)
+            self._sessions.notify(segment.broker, Release(segment.id, segment.memory))
             self.by_id.pop((segment.broker, segment.id), None)
         self._detached.discard(segment)
 
@@ -172,7 +173,7 @@ class FetchedSegments:
         """Release what an interrupted `fetch` may hold."""
         for broker, wanted in list(self._requested):
             if (broker, wanted) not in self.by_id:
-                self._sessions.release(broker, wanted)
+                self._sessions.notify(broker, Release(wanted))
         self._requested.clear()
 
     def statistics(self, broker: SegmentBroker | None) -> list[SegmentStatistics]:

@@ -27,7 +27,7 @@ from nbparallel.sharing.lifecycle.segment import Segment
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.process_limits import spare
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.segments import Notice, NoticeKind
+from nbparallel.wire.segments import Ended, Notice, Unmap
 
 MAX_MAPPINGS = 16
 """Kept at most; fewer where few descriptors are allowed, of which some mappings cost one (`file_mapping`)."""
@@ -102,9 +102,9 @@ class MappingCache:
 
     def handle_notice(self, broker: SegmentBroker, notice: Notice) -> bool:
         """Act on a notice if it concerns memory that may be kept mapped, and return whether it does."""
-        if notice.kind is NoticeKind.UNMAP:
+        if isinstance(notice, Unmap):
             self.unmap(broker, notice.memory or None)
-        elif notice.kind is NoticeKind.ENDED:
+        elif isinstance(notice, Ended):
             for (whose, which, _), cached in list(self._cached.items()):
                 if whose is broker and which == notice.memory:
                     cached.first = max(cached.first, notice.segment + 1)

@@ -22,6 +22,7 @@ from nbparallel.sharing.lifecycle.registration import SegmentRegistrar, Sessions
 from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.strategies import registry
+from nbparallel.wire.segments import Forget
 
 MOST_POSTED = 16
 """Blocks kept that messages may hold and no array here uses: each costs a descriptor."""
@@ -122,7 +123,7 @@ class OwnSegments:
             return  # its IDLE may be under way, or it was not kept
         self.gave_up = True
         for broker, session_id in list(segment.registered.items()):
-            self._sessions.forget(broker, session_id)
+            self._sessions.notify(broker, Forget(session_id))
         segment.registered.clear()
         segment.poolable = False
         self.retire(segment)

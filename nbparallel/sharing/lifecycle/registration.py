@@ -6,12 +6,20 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from nbparallel.errors import ChannelClosedError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.segment import Block, Segment
-from nbparallel.wire.segments import segment_id
+from nbparallel.wire.segments import (
+    AllowWrite,
+    Forget,
+    FramePayload,
+    Freed,
+    Intend,
+    Register,
+    Removed,
+    segment_id,
+)
 
 ASK_SECONDS = 1.0
 """Between two requests for room; arbitrary."""
@@ -57,7 +65,7 @@ class Sessions:
         """
         for broker in list(self.brokers):
             try:
-                broker.intend(path)
+                broker.send(Intend(path))
             except ChannelClosedError:
                 self._on_gone(broker)
                 if broker.client:
@@ -66,19 +74,7 @@ class Sessions:
     def removed(self, path: str) -> None:
         """Withdraw a name in every session."""
         for broker in list(self.brokers):
-            self._notify(broker, partial(broker.removed, path))
-
-    def release(self, broker: SegmentBroker, session_id: int, memory: int = 0) -> None:
-        """End this process's hold of a segment in one session; `memory` stays mapped here."""
-        self._notify(broker, partial(broker.release, session_id, memory))
-
-    def forget(self, broker: SegmentBroker, session_id: int) -> None:
-        """End the hold of an own segment in one session; it is not registered there again."""
-        self._notify(broker, partial(broker.forget, session_id))
-
-    def freed(self, broker: SegmentBroker, memory: int) -> None:
-        """Report an own memory as freed to one session."""
-        self._notify(broker, partial(broker.freed, memory))
+            self.notify(broker, Removed(path))
 
     def make_room(self) -> bool:
         """Have all other processes return what they keep for reuse; not again within a second: return if so.
@@ -90,16 +86,13 @@ class Sessions:
             return False
         self._asked = now
         for broker in list(self.brokers):
-            self.freed(broker, 0)
+            self.notify(broker, Freed(0))
         return True
 
-    def allow_write(self, broker: SegmentBroker, session_id: int) -> None:
-        """Let the other processes of one session write to a segment."""
-        self._notify(broker, partial(broker.allow_write, session_id))
-
-    def _notify(self, broker: SegmentBroker, notify: Callable[[], None]) -> None:
+    def notify(self, broker: SegmentBroker, message: FramePayload) -> None:
+        """Send a message to one session; nothing if that has ended."""
         try:
-            notify()
+            broker.send(message)
         except ChannelClosedError:
             self._on_gone(broker)
 
@@ -156,16 +149,14 @@ class SegmentRegistrar:
         if memory and broker not in (known := self._memories.setdefault(memory, [])):
             known.append(broker)
         try:
-            broker.register(
-                session_id, segment.nbytes, fd, writable=segment.writable, path=path, memory=memory
-            )
+            broker.send(Register(session_id, segment.nbytes, segment.writable, memory, path), fd)
             self._own[session_id] = segment
             segment.registered[broker] = session_id
             segment.not_kept.discard(broker)
         except BaseException:
             # Whether an interrupted message went out is not known: take it back, which harms in no case.
             segment.registered.pop(broker, None)
-            self._sessions.forget(broker, session_id)
+            self._sessions.notify(broker, Forget(session_id))
             raise
 
     def allow_write(self, segment: Segment) -> None:
@@ -175,7 +166,7 @@ class SegmentRegistrar:
         if segment.block is not None:
             segment.block.for_all = True
         for broker, session_id in list(segment.registered.items()):
-            self._sessions.allow_write(broker, session_id)
+            self._sessions.notify(broker, AllowWrite(session_id))
         segment.writable = True
 
     def unmap_elsewhere(self, block: Block) -> None:
@@ -186,7 +177,7 @@ class SegmentRegistrar:
 
     def _unmap_elsewhere(self, memory: int) -> None:
         for broker in list(self._memories.get(memory, ())):
-            self._sessions.freed(broker, memory)
+            self._sessions.notify(broker, Freed(memory))
         self._memories.pop(memory, None)
 
     def repair(self, blocks: Iterable[Block]) -> None:

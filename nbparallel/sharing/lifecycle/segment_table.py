@@ -23,7 +23,7 @@ from nbparallel.sharing.lifecycle.registration import Sessions
 from nbparallel.sharing.lifecycle.segment import Block, Inherited, Phase, Segment, SegmentStatistics, lost
 from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, RetryQueue, Root
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.segments import Notice, NoticeKind, creator_of
+from nbparallel.wire.segments import Drop, Fetched, Forget, Intend, Lost, Notice, Release, Unmap, creator_of
 
 
 class SegmentTable:
@@ -61,7 +61,7 @@ class SegmentTable:
             return
         for segment in self.own.by_id.values():
             if segment.block is not None and segment.block.source.path:
-                broker.intend(segment.block.source.path)
+                broker.send(Intend(segment.block.source.path))
         if aside:
             self.sessions.aside.append(broker)
         self.brokers.append(broker)
@@ -95,24 +95,24 @@ class SegmentTable:
             self._notices.finish(first)
 
     def _handle_notice(self, broker: SegmentBroker, notice: Notice) -> None:
-        kind, session_id = notice.kind, notice.segment
-        if kind is NoticeKind.UNMAP and not notice.memory:
+        if isinstance(notice, Unmap) and not notice.memory:
             self.pool.refuse()
-        if self.cache.handle_notice(broker, notice):
+        if self.cache.handle_notice(broker, notice) or isinstance(notice, Unmap):
             return
+        session_id = notice.segment
         segment = self.own.by_id.get(session_id) or self.fetched.by_id.get((broker, session_id))
-        if kind is NoticeKind.UNCLAIMED_HOLD:
+        if isinstance(notice, Fetched):
             if segment is None or not segment.used:
-                self.sessions.release(broker, session_id)
+                self.sessions.notify(broker, Release(session_id))
         elif segment is None:
-            self.sessions.forget(broker, session_id)
-        elif kind is NoticeKind.NOT_KEPT:
+            self.sessions.notify(broker, Forget(session_id))
+        elif isinstance(notice, Lost):
             segment.not_kept.add(broker)
         elif segment.own and not segment.used and segment.registered.pop(broker, None) is not None:
-            if kind is NoticeKind.DROP:
+            if isinstance(notice, Drop):
                 segment.poolable = False
             else:
-                self.sessions.forget(broker, session_id)
+                self.sessions.notify(broker, Forget(session_id))
             self.own.retire(segment)
 
     # Arrays
@@ -304,7 +304,7 @@ class SegmentTable:
         if segment.used:
             return
         for broker, session_id in list(segment.registered.items()):
-            self.sessions.release(broker, session_id)
+            self.sessions.notify(broker, Release(session_id))
         if segment.own:
             self.own.retire(segment)
         else:

@@ -3,7 +3,7 @@
 With a session the supervisor removes what a process leaves behind, however it dies.  Without one, only the
 process itself is there: the names it still has are removed when it exits.  After a ``kill -9`` without a
 session, or of notebook and supervisor together, the names stay; the next session's sweep finds them, and
-that nobody has them locked (`wire.locked_names`) proves that no process needs them.
+that no process has them locked (`wire.locked_names`) proves that none needs them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ class OwnedNames:
     """
 
     def __init__(self) -> None:
-        self._paths: set[str] = set()
-        self._pointers: dict[str, int] = {}
-        """Pointer -> the descriptor that holds its lock."""
+        self._paths: dict[str, str] = {}
+        """Name -> the pointer to its directory; empty: it needs none."""
+        self._named: dict[str, set[str]] = {}
+        """Pointer -> the names in the directory that it leads to."""
+        self._locks: dict[str, int] = {}
+        """Pointer -> the descriptor that holds its lock; -1: it could not be made."""
         self._stem = ""
         self._serials = itertools.count(1)
         self._notebook = 0
@@ -56,39 +59,57 @@ class OwnedNames:
 
     def claim(self, path: str) -> None:
         """Record a name that is about to be made: it is removed at exit."""
-        self._paths.add(path)
-        pointer = locked_names.pointer_path(path)
-        if pointer and pointer not in self._pointers:
-            self._pointers[pointer] = locked_names.make_pointer(pointer, os.path.dirname(path))
+        pointer = self._paths[path] = locked_names.pointer_path(path)
+        if pointer:
+            self._named.setdefault(pointer, set()).add(path)
+            self._point(pointer, os.path.dirname(path))
+
+    def _point(self, pointer: str, directory: str) -> None:
+        if pointer not in self._locks:
+            self._locks[pointer] = locked_names.make_pointer(pointer, directory)
 
     def disclaim(self, path: str) -> None:
         """Leave a name alone from now on: it belongs to another program, or was never made (idempotent)."""
-        self._paths.discard(path)
+        pointer = self._paths.pop(path, "")
+        names = self._named.get(pointer)
+        if names is None:
+            return
+        names.discard(path)
+        if not names and self._unlock(pointer):
+            _unlink(pointer)
+            if names:  # another thread has made a name in between
+                self._point(pointer, os.path.dirname(path))
+
+    def _unlock(self, pointer: str) -> bool:
+        fd = self._locks.pop(pointer, -1)
+        if fd >= 0:
+            os.close(fd)
+        return fd >= 0
 
     def remove(self, path: str) -> None:
         """Remove a name and its claim (idempotent); the name need not exist."""
-        try:
-            os.unlink(path)
-        except OSError:
-            pass  # the supervisor or another program was quicker, or the directory was removed with it
-        self._paths.discard(path)
+        _unlink(path)
+        self.disclaim(path)
 
     def remove_all(self) -> None:
         """Remove every name of this process: it exits."""
-        for path in [*self._paths, *(pointer for pointer, fd in self._pointers.items() if fd >= 0)]:
+        for path in [*self._paths]:
             self.remove(path)
 
     def disclaim_all(self) -> None:
         """Leave all names to the parent of a forked child, and draw none that could equal one of them."""
         self._paths.clear()
         self._stem, self._notebook = "", 0
-        while self._pointers:
-            _, fd = self._pointers.popitem()
-            if fd >= 0:
-                try:
-                    os.close(fd)
-                except OSError:
-                    pass  # closed by whoever forked
+        self._named.clear()
+        for pointer in [*self._locks]:
+            self._unlock(pointer)
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # the supervisor or another program was quicker, or the directory was removed with it
 
 
 process_names = OwnedNames()

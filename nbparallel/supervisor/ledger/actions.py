@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nbparallel.wire.segments import LostReason
+from nbparallel.wire.segments import FramePayload
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,47 +44,13 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """Answer that there is none."""
+class Notify:
+    """Send a message without a descriptor: that there is none, or what becomes of a segment."""
 
     client: int
-    segment: int
-    reason: LostReason
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Notify a segment's creator that no client holds it."""
-
-    client: int
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Request a segment's creator to return its memory to the system."""
-
-    client: int
-    segment: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """Notify a client that keeps a memory mapped that a use of it is over."""
-
-    client: int
-    segment: int
-    memory: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unmap:
-    """Request a client to unmap a memory that will not be used again."""
-
-    client: int
-    memory: int
-    """0: all that it keeps for reuse, and to free what is its own of that."""
+    message: FramePayload
+    sequence: int = 0
+    """Number of the question that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +61,4 @@ class Disconnect:
     text: str
 
 
-Action: TypeAlias = (
-    StoreDescriptor | Close | Unlink | Grant | Refuse | Idle | Drop | Ended | Unmap | Disconnect
-)
+Action: TypeAlias = StoreDescriptor | Close | Unlink | Grant | Notify | Disconnect

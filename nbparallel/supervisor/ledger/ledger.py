@@ -38,13 +38,10 @@ from nbparallel.supervisor.ledger.actions import (
     Action,
     Close,
     Disconnect,
-    Drop,
     Grant,
-    Idle,
-    Refuse,
+    Notify,
     StoreDescriptor,
     Unlink,
-    Unmap,
 )
 from nbparallel.supervisor.ledger.entries import Carry, Entry, Question
 from nbparallel.supervisor.ledger.memories import MemoryTable
@@ -52,16 +49,20 @@ from nbparallel.supervisor.ledger.parcels import ParcelTable, holder_of
 from nbparallel.wire.parcels import CloseMailbox, Open, ParcelMessage, Post, Take
 from nbparallel.wire.segments import (
     AllowWrite,
+    Drop,
     Fetch,
     Forget,
     Freed,
     Hold,
+    Idle,
     Intend,
+    Lost,
     LostReason,
     Register,
     Release,
     Removed,
     SegmentMessage,
+    Unmap,
     creator_of,
 )
 
@@ -128,7 +129,7 @@ class Ledger:
             case AllowWrite() | Forget():
                 return self._decide(client, message)
             case Freed(0):
-                return [Unmap(other, 0) for other in sorted(self.clients - {client})]
+                return [Notify(other, Unmap(0)) for other in sorted(self.clients - {client})]
             case Freed(memory):
                 if creator_of(memory) != client:
                     return [Disconnect(client, f"client {client} frees memory {memory:#x}, another's")]
@@ -191,15 +192,15 @@ class Ledger:
             if creator in self.clients and creator != client:
                 self.waiting.append(Question(client, message, sequence, self._turn))
                 return []
-            return [Refuse(client, segment, LostReason.UNKNOWN, sequence)]
+            return [_refuse(client, segment, LostReason.UNKNOWN, sequence)]
         if self._is_over(segment, entry) and client != creator:
             # Its creator may be using the memory again for something else.
-            return [Refuse(client, segment, LostReason.UNKNOWN, sequence)]
+            return [_refuse(client, segment, LostReason.UNKNOWN, sequence)]
         if message.memory not in (0, entry.memory):
             # A damaged handle: what is kept mapped under that id would later be found for other arrays.
-            return [Refuse(client, segment, LostReason.UNKNOWN, sequence)]
+            return [_refuse(client, segment, LostReason.UNKNOWN, sequence)]
         if message.writable and not entry.writable and client != creator:
-            return [Refuse(client, segment, LostReason.READ_ONLY, sequence)]
+            return [_refuse(client, segment, LostReason.READ_ONLY, sequence)]
         fresh = client not in entry.holders
         self._hold(client, segment, entry)
         return [Grant(client, segment, entry.nbytes, message.writable, sequence, fresh)]
@@ -250,7 +251,7 @@ class Ledger:
         if entry is None or client not in entry.holders:
             # Sent twice, after an interrupt: the answer may have been lost as well.
             unheld = entry is None or self._is_over(segment, entry)
-            return [Idle(client, segment)] if unheld and client == creator_of(segment) else []
+            return [Notify(client, Idle(segment))] if unheld and client == creator_of(segment) else []
         entry.holders.discard(client)
         self._held[client].discard(segment)
         entry.died |= died and bool(entry.memory or not entry.holders)
@@ -266,7 +267,7 @@ class Ledger:
         unknown = [question for question in self.waiting if question.turn <= turn]
         self.waiting = [question for question in self.waiting if question.turn > turn]
         actions: list[Action] = [
-            Refuse(question.client, question.message.segment, LostReason.UNKNOWN, question.sequence)
+            _refuse(question.client, question.message.segment, LostReason.UNKNOWN, question.sequence)
             for question in unknown
             if isinstance(question.message, Fetch)
         ]
@@ -283,9 +284,9 @@ class Ledger:
         wanted = creator in self.clients and not entry.unwanted
         actions = self._unname(entry)
         if wanted and not entry.died:
-            return [*actions, *self.memories.ended(entry.memory, segment), Idle(creator, segment)]
+            return [*actions, *self.memories.ended(entry.memory, segment), Notify(creator, Idle(segment))]
         if wanted:
-            actions.append(Drop(creator, segment))
+            actions.append(Notify(creator, Drop(segment)))
         return [*actions, *self._delete(segment)]
 
     def _unname(self, entry: Entry) -> list[Action]:
@@ -386,3 +387,7 @@ class Ledger:
             made.discard(segment)
         ended = self.memories.ended(entry.memory, segment)
         return [Close(segment), *ended, *self.memories.forget(entry.memory, segment)]
+
+
+def _refuse(client: int, segment: int, reason: LostReason, sequence: int) -> Notify:
+    return Notify(client, Lost(segment, reason), sequence)

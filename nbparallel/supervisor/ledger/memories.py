@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nbparallel.supervisor.ledger.actions import Ended, Unmap
-from nbparallel.wire.segments import creator_of
+from nbparallel.supervisor.ledger.actions import Notify
+from nbparallel.wire.segments import Ended, Unmap, creator_of
 
 
 @dataclass(slots=True)
@@ -44,14 +44,14 @@ class MemoryTable:
         record.uses.add(segment)
         return True
 
-    def keep(self, memory: int, client: int, *, proven: bool) -> list[Unmap]:
+    def keep(self, memory: int, client: int, *, proven: bool) -> list[Notify]:
         """Record that a client keeps a memory mapped; `proven`: it held a use of it.
 
         It is requested to unmap what will not be used again.
         """
         record = self.known.get(memory)
         if record is None or not (proven or client in record.keepers):
-            return [Unmap(client, memory)]
+            return [Notify(client, Unmap(memory))]
         record.keepers[client] = False
         return []
 
@@ -63,7 +63,7 @@ class MemoryTable:
         record.keepers[client] = False
         return True
 
-    def ended(self, memory: int, segment: int) -> list[Ended]:
+    def ended(self, memory: int, segment: int) -> list[Notify]:
         """Notify the clients that keep it mapped that a use is over.
 
         Once until the client's next message: notices to one that computes for hours must not pile up.
@@ -73,9 +73,9 @@ class MemoryTable:
             return []
         notified = [client for client, knows in sorted(record.keepers.items()) if not knows]
         record.keepers.update(dict.fromkeys(notified, True))
-        return [Ended(client, segment, memory) for client in notified]
+        return [Notify(client, Ended(segment, memory)) for client in notified]
 
-    def forget(self, memory: int, segment: int) -> list[Unmap]:
+    def forget(self, memory: int, segment: int) -> list[Notify]:
         """Record that a segment was deleted."""
         record = self.known.get(memory)
         if record is None:
@@ -83,7 +83,7 @@ class MemoryTable:
         record.uses.discard(segment)
         return self._retire(memory, record)
 
-    def freed(self, memory: int) -> list[Unmap]:
+    def freed(self, memory: int) -> list[Notify]:
         """Record that there will be no other use."""
         record = self.known.get(memory)
         if record is None:
@@ -91,7 +91,7 @@ class MemoryTable:
         record.freed = True
         return self._retire(memory, record)
 
-    def gone(self, client: int) -> list[Unmap]:
+    def gone(self, client: int) -> list[Notify]:
         """Forget a client: what it kept, and what it owned once the last use is over."""
         actions = []
         for memory, record in list(self.known.items()):
@@ -100,9 +100,9 @@ class MemoryTable:
                 actions += self.freed(memory)
         return actions
 
-    def _retire(self, memory: int, record: Memory) -> list[Unmap]:
+    def _retire(self, memory: int, record: Memory) -> list[Notify]:
         # While a client holds a use, others that keep the memory mapped may still hold it, too.
         if not record.freed or record.uses:
             return []
         del self.known[memory]
-        return [Unmap(client, memory) for client in sorted(record.keepers)]
+        return [Notify(client, Unmap(memory)) for client in sorted(record.keepers)]

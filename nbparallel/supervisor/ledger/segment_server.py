@@ -31,14 +31,13 @@ from nbparallel.wire.segments import (
     CLIENT_SHIFT,
     MESSAGES,
     Fetched,
+    FramePayload,
     Intend,
     Lost,
     LostReason,
     Register,
     Release,
     creator_of,
-    pack_segment,
-    pack_use,
     segment_id,
 )
 
@@ -54,10 +53,8 @@ class Reply:
 
     client: int
     """The client that gets it."""
-    kind: Kind
-    """The frame's kind."""
-    payload: bytes
-    """In the layout of `wire.segments`."""
+    message: FramePayload
+    """What it says."""
     fds: list[int] = field(default_factory=list)
     """Descriptors that travel with it; they belong to this object."""
     sequence: int = 0
@@ -227,16 +224,8 @@ class SegmentServer:
                     _unlink(path)
                 case act.Grant():
                     outgoing += self._grant(action)
-                case act.Refuse(client, segment, reason, sequence):
-                    outgoing.append(_lost(client, segment, reason, sequence))
-                case act.Idle(client, segment):
-                    outgoing.append(Reply(client, Kind.IDLE, pack_segment(segment)))
-                case act.Drop(client, segment):
-                    outgoing.append(Reply(client, Kind.DROP, pack_segment(segment)))
-                case act.Ended(client, segment, memory):
-                    outgoing.append(Reply(client, Kind.ENDED, pack_use(segment, memory)))
-                case act.Unmap(client, memory):
-                    outgoing.append(Reply(client, Kind.UNMAP, pack_segment(memory)))
+                case act.Notify(client, message, sequence):
+                    outgoing.append(Reply(client, message, sequence=sequence))
                 case act.Disconnect(_, text):
                     raise ProtocolError(text)
         return outgoing
@@ -258,7 +247,7 @@ class SegmentServer:
         fd = self._descriptor(grant)
         if not isinstance(fd, LostReason):
             answer = Fetched(grant.segment, grant.nbytes, grant.writable)
-            return [Reply(grant.client, Kind.FETCHED, answer.pack(), [fd], grant.sequence)]
+            return [Reply(grant.client, answer, [fd], grant.sequence)]
         outgoing = [_lost(grant.client, grant.segment, fd, grant.sequence)]
         creator = creator_of(grant.segment)
         if (
@@ -277,9 +266,10 @@ class SegmentServer:
         try:
             if kept is None:
                 return self._open_by_name(grant)
-            if grant.writable and not self._ledger.entries[grant.segment].path:
+            # Of a file with a name, a new open file where /proc is: mapping it does not keep it locked.
+            named = self._ledger.entries[grant.segment].path and os.path.exists("/proc/self/fd")
+            if grant.writable and not named:
                 return os.dup(kept)
-            # Of a file with a name always a new open file: who only maps it does not keep it locked.
             access = os.O_RDWR if grant.writable else os.O_RDONLY
             return os.open(f"/proc/self/fd/{kept}", access | os.O_CLOEXEC)
         except OSError as error:
@@ -298,7 +288,7 @@ class SegmentServer:
             )
         status = os.fstat(fd)
         if (status.st_dev, status.st_ino) != self._inodes.get(grant.segment) or not locked_names.hold(fd):
-            os.close(fd)  # another file was put there; locked, because nobody else need have it open
+            os.close(fd)  # another file was put there; locked, as no other process need have it open
             return LostReason.REMOVED
         return fd
 
@@ -328,4 +318,4 @@ def _check_memory(fd: int, nbytes: int) -> None:
 
 
 def _lost(client: int, segment: int, reason: LostReason, sequence: int) -> Reply:
-    return Reply(client, Kind.LOST, Lost(segment, reason).pack(), sequence=sequence)
+    return Reply(client, Lost(segment, reason), sequence=sequence)

@@ -157,7 +157,7 @@ for child in children: os.waitpid(child, 0)
 @pytest.mark.slow
 @pytest.mark.matrix(cover=(), size=2)
 @pytest.mark.parametrize("end", [*ENDS, "return", "return first"])
-@pytest.mark.parametrize("target", ["os.posix_fallocate", "os.ftruncate", "process_names.claim", "os.unlink"])
+@pytest.mark.parametrize("target", ["os.posix_fallocate", "os.fchmod", "process_names.claim", "os.unlink"])
 def test_f64_a_fork_while_a_segment_is_made_or_freed(target: str, end: str) -> None:
     """What a child was born into the middle of, it leaves alone, however it ends."""
     before = {"kept": nbp.share(np.ones(50_000), strategy="file_system")}

@@ -96,15 +96,15 @@ def server() -> Iterator[SegmentServer]:
 def ask(server: SegmentServer, *, writable: bool = False) -> tuple[Kind, LostReason | None, list[int]]:
     """Ask for the segment as client 1; return the answer's kind, reason and descriptors."""
     (answer,) = server.receive(1, Frame(Kind.FETCH, 0, 5, Fetch(SEGMENT, writable).pack(), []))
-    reason = Lost.unpack(answer.payload).reason if answer.kind is Kind.LOST else None
-    return answer.kind, reason, answer.fds
+    reason = answer.message.reason if isinstance(answer.message, Lost) else None
+    return answer.message.kind, reason, answer.fds
 
 
 @pytest.mark.parametrize("put", [None, "another file", "a link", "a FIFO"])
 def test_f45_truly_gone(server: SegmentServer, tmp_path: Path, put: str | None) -> None:
     """Without a kept descriptor it is found by its name; if that is gone, the error says who does such."""
     source = FileSystemStrategy(str(tmp_path)).create(5000)
-    payload = Register(SEGMENT, source.nbytes, True, source.path).pack()
+    payload = Register(SEGMENT, source.nbytes, True, path=source.path).pack()
     assert server.receive(0, Frame(Kind.REGISTER, 0, 0, payload, [os.dup(source.fd)])) == []
     for writable in (False, True):
         kind, _, fds = ask(server, writable=writable)

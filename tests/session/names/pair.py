@@ -10,6 +10,7 @@ from nbparallel.errors import ReadOnlyArrayError
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.sharing import Store
 from nbparallel.transfer import definitions
+from nbparallel.wire.segments import AllowWrite, Register
 
 
 class DirectBroker:
@@ -19,15 +20,12 @@ class DirectBroker:
         self.client = client
         self.segments = segments
 
-    def register(self, segment, nbytes, fd, *, writable, path="", memory=0):
-        """Keep a descriptor of the segment."""
-        self.segments[segment] = [os.dup(fd), writable]
-
-    def intend(self, path):
-        """Nobody cleans up here but the process itself."""
-
-    def removed(self, path):
-        """As above."""
+    def send(self, message, fd=None):
+        """Keep a descriptor, let others write; the rest is nobody's business here."""
+        if isinstance(message, Register):
+            self.segments[message.segment] = [os.dup(fd), message.writable]
+        elif isinstance(message, AllowWrite):
+            self.segments[message.segment][1] = True
 
     def fetch(self, segment, *, writable, memory=0):
         """Open the segment once more, with the right that was asked for."""
@@ -36,22 +34,6 @@ class DirectBroker:
             raise ReadOnlyArrayError("its creator does not allow it")
         mode = os.O_RDWR if writable else os.O_RDONLY
         return os.open(f"/proc/self/fd/{fd}", mode | os.O_CLOEXEC)
-
-    def allow_write(self, segment):
-        """Let others write."""
-        self.segments[segment][1] = True
-
-    def release(self, segment, memory=0):
-        """Nothing: descriptors are kept to the end."""
-
-    def hold(self, segment, memory, *, writable):
-        """Nothing: nobody is told that it is idle."""
-
-    def freed(self, memory):
-        """Nothing, as above."""
-
-    def forget(self, segment):
-        """Nothing, as above."""
 
     def notices(self):
         """Return no notice."""

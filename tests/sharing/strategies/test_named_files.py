@@ -251,10 +251,10 @@ def test_no_name_that_nobody_knows_of(exchange, monkeypatch, client, made):
     store = exchange.store(client)
     (broker,) = store_brokers(store)
 
-    def gone(path):
+    def gone(message, fd=None):
         raise ChannelClosedError("the other process is gone")
 
-    monkeypatch.setattr(broker, "intend", gone)
+    monkeypatch.setattr(broker, "send", gone)
     before = names()
     if made:
         x = store.share(np.arange(100_000), strategy="file_system")
