@@ -8,7 +8,7 @@ from pathlib import Path
 import nbparallel
 
 FORBIDDEN_MODULES = frozenset({"multiprocessing", "_multiprocessing", "_posixshmem", "posix_ipc", "sysv_ipc"})
-ALLOWED_MODULES = frozenset({"multiprocessing.util"})
+ALLOWED_MODULES = frozenset({"multiprocessing.process", "multiprocessing.util"})
 """What is called when a process ends; it has no locks between processes."""
 FORBIDDEN_CALLS = ("sem_open", "sem_init", "pthread_mutex", "lockf", "F_SETLKW")
 """Locks that stay locked when their holder is killed, or that are waited for without an end."""
