@@ -14,9 +14,8 @@ from nbparallel.wire.system import do_all
 from nbparallel_magics.configuration import configured
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.cell_views import CellView, picture
-from nbparallel_magics.output.notebook_messages import IdleInterrupt, NotebookOutput
 from nbparallel_magics.output.overflow import LogFolder
-from nbparallel_magics.output.publisher import is_ipykernel, publisher_for
+from nbparallel_magics.output.publisher import IdleInterrupt, NotebookOutput, is_ipykernel, publisher_for
 from nbparallel_magics.prestart import PrestartedSupervisor
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from nbparallel.cluster.host_messages import (
     failed_outcome,
     notice_of,
 )
-from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool, host_loss
-from nbparallel.cluster.long_calls import perform_calls
+from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool, host_loss, perform_calls
 from nbparallel.errors import (
     HostBoundaryError,
     InternalError,
@@ -37,9 +36,8 @@ from nbparallel.errors import (
     naming_hosts,
 )
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.delivery import NameDelivery
+from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.names.encoding import SharedArrays, Value
-from nbparallel.session.names.preparation import GatheredNames
 from nbparallel.session.names.share_arrays import check_known
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.results import CellClock, CellResult
@@ -47,7 +45,7 @@ from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.dispatch import NOTED_NBYTES, TaskDispatcher, name_sizes
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.sharing.memory.array_layout import describe_dtype
-from nbparallel.transfer.blobs import ByValue
+from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import FailureKind
 from nbparallel.wire.handles import ArrayHandle

@@ -33,7 +33,7 @@ from nbparallel.session.tasks.task_run import TaskRequest, TaskRun, TaskWatch
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
-from nbparallel.transfer.blobs import ByValue
+from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankMemory, Task, runs_user_code

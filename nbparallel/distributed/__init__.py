@@ -27,7 +27,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nbparallel.distributed.api.backends import (
+from nbparallel.distributed.api.cartesian import CartesianGrid
+from nbparallel.distributed.api.groups import (
     is_backend_available,
     is_gloo_available,
     is_mpi_available,
@@ -36,10 +37,9 @@ from nbparallel.distributed.api.backends import (
     is_ucc_available,
     is_xccl_available,
 )
-from nbparallel.distributed.api.cartesian import CartesianGrid
 from nbparallel.distributed.api.locks import NamedLock
 from nbparallel.distributed.api.operation_base import Timeout
-from nbparallel.distributed.api.p2p_op import P2POp
+from nbparallel.distributed.api.point_to_point import P2POp
 from nbparallel.distributed.arguments import PROC_NULL
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group, set_own_rank
@@ -207,7 +207,7 @@ def init_process_group(
             "this process is a rank of a world already: call destroy_process_group() before it joins another"
         )
     from nbparallel.distributed.bootstrap import process_group
-    from nbparallel.distributed.bootstrap.init_method import check_backend, resolve_init_method, seconds_of
+    from nbparallel.distributed.bootstrap.process_group import check_backend, resolve_init_method, seconds_of
 
     if store is not None:
         raise ValueError("store cannot be passed: init_method names the place where the ranks meet")

@@ -19,8 +19,7 @@ from nbparallel.distributed.api.object_lists import ObjectLists
 from nbparallel.distributed.api.operation_base import UNTRACED, OnOperation
 from nbparallel.distributed.api.point_to_point import PointToPoint
 from nbparallel.distributed.api.reductions import Reductions
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.collectives.group_state import GroupTable
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupTable
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.sender import Sender

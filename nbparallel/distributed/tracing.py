@@ -27,8 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.collectives.group_state import GroupState
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState
 from nbparallel.distributed.runtime.observers import Observers
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import WaitRecord

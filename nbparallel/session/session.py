@@ -15,7 +15,7 @@ from nbparallel.errors import rank_list, without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
-from nbparallel.session.names.preparation import GatheredNames
+from nbparallel.session.names.delivery import GatheredNames
 from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import check_world_size

@@ -26,9 +26,14 @@ from nbparallel.errors import StaleWorkError
 from nbparallel.sharing.tensors import array_of as as_array
 from nbparallel.sharing.tensors.bits import AnyArray
 from nbparallel.torch_backend.call_forms import one_tensor
-from nbparallel.torch_backend.filled_tensors import broadcast_operand, each_row, filled, member_rows
+from nbparallel.torch_backend.filled_tensors import (
+    broadcast_operand,
+    each_row,
+    fill_repeated,
+    filled,
+    member_rows,
+)
 from nbparallel.torch_backend.reduce_operators import operator_of
-from nbparallel.torch_backend.repeated_elements import fill_repeated
 from nbparallel.torch_backend.sparse_sum import sum_sparse
 
 # What the operations of the backend return to torch.

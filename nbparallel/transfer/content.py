@@ -7,8 +7,8 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.checksum import checksum_buffer
+from nbparallel.transfer.pickle_format import ArrayStore
 from nbparallel.transfer.pickling import try_serialise
 
 MOST_STREAM = 4 << 20

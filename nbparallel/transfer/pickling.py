@@ -23,18 +23,21 @@ from cloudpickle import cloudpickle
 from nbparallel.errors import NbParallelError, UnpicklableError, with_article
 from nbparallel.sharing.memory.file_mapping import VIEWS, Files, FileView, view_of_file
 from nbparallel.transfer import cell_sources, definitions
-from nbparallel.transfer.blobs import ArrayStore, ByValue, CommonCopies, shared_copy
 from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.code_names import function_names
 from nbparallel.transfer.pickle_format import (
     LARGE,
     PLAIN,
+    ArrayStore,
+    ByValue,
+    CommonCopies,
     Globals,
     Pickled,
     is_plain,
     join_globals,
     pack_message,
     parse_message,
+    shared_copy,
     split_globals,
 )
 from nbparallel.transfer.tensor_pickling import Ties, find_reducers

@@ -12,8 +12,7 @@ from typing import Any
 
 from nbparallel.errors import NbParallelError, UnpicklableError
 from nbparallel.sharing.memory.file_mapping import Files
-from nbparallel.transfer.blobs import ArrayStore
-from nbparallel.transfer.pickle_format import is_plain
+from nbparallel.transfer.pickle_format import ArrayStore, is_plain
 from nbparallel.transfer.pickling import serialise
 from nbparallel.transfer.unpickling import own_globals, unpickle
 

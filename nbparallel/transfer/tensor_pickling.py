@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from nbparallel.sharing import tensor_storage
 from nbparallel.transfer import definitions
-from nbparallel.transfer.blobs import ArrayStore, CommonCopies
-from nbparallel.transfer.pickle_format import LARGE
+from nbparallel.transfer.pickle_format import LARGE, ArrayStore, CommonCopies
 from nbparallel.wire.handles import ArrayHandle
 
 if TYPE_CHECKING:

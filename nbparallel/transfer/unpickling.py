@@ -11,7 +11,7 @@ import numpy as np
 
 from nbparallel.sharing.tensor_storage import shared_storage
 from nbparallel.transfer import cell_sources, definitions
-from nbparallel.transfer.blobs import ArrayStore
+from nbparallel.transfer.pickle_format import ArrayStore
 from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.wire.handles import ArrayHandle
 

@@ -193,10 +193,10 @@ def test_damaged_events_are_the_loss_of_their_host(cluster: Loopback) -> None:
 
 def test_a_start_that_takes_too_long(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names what it waits for; no host keeps ranks."""
-    from nbparallel.cluster import long_calls
+    from nbparallel.cluster import host_pool
 
     ended = threading.Event()
-    monkeypatch.setattr(long_calls, "MOST_SECONDS", 0.3)
+    monkeypatch.setattr(host_pool, "MOST_SECONDS", 0.3)
     replace_call(monkeypatch, "start", lambda *_: pickle.dumps(ended.wait(20)))
     session = nbp.Session(cluster=cluster)
     try:

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbparallel.distributed import Communicator, set_current
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.collectives.group_state import GroupTable
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupTable
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime import fault_injection

@@ -19,7 +19,7 @@ SETUP = """
 import numpy as np
 import nbparallel.distributed as dist
 from nbparallel.distributed.runtime import peer_memory
-from nbparallel.distributed.runtime.process_memory import read_memory
+from nbparallel.distributed.runtime.peer_memory import read_memory
 x = np.ones(1 << 21)
 reads = 0
 def counted(*arguments):
@@ -72,7 +72,7 @@ def test_a_refusal_in_the_middle_ends_the_cell_and_no_later_one() -> None:
         session.run(SETUP)
         assert all(session.run(REDUCE).values)
         session.run(
-            "from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure\n"
+            "from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure\n"
             "if rank == 1:\n"
             "    peer_memory.read_memory = lambda *_: ReadError(ReadFailure.REFUSED, 1)"
         )

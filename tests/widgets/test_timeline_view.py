@@ -19,7 +19,7 @@ from nbparallel.session.monitoring.timeline import (
 )
 from nbparallel.session.results import RankTimes
 from nbparallel.wire.units import seconds_text
-from nbparallel_widgets import times
+from nbparallel_widgets import timeline_text
 from nbparallel_widgets.timeline_svg import COLOURS, TimelineView, svg
 
 
@@ -126,7 +126,7 @@ def test_nothing_happened() -> None:
 @pytest.mark.parametrize("seconds", [3e-6, 0.0021, 0.99, 1.0, 7.3, 100.0, 86_400.0])
 def test_axes(seconds: float) -> None:
     """Every axis has two to nine ticks within it, with short labels."""
-    places, unit = times.ticks(seconds, 8)
+    places, unit = timeline_text.ticks(seconds, 8)
     assert 2 <= len(places) <= 9
     assert places[0] == (0.0, "0")
     assert all(0 <= place <= seconds * (1 + 1e-9) for place, _ in places)

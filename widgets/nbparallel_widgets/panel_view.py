@@ -17,8 +17,7 @@ from nbparallel_widgets.panel_grid import Grid
 from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
 from nbparallel_widgets.panel_sheet import STALE, STYLE, details_html, folded_html
 from nbparallel_widgets.timeline_svg import COLOURS
-from nbparallel_widgets.timeline_text import LETTERS
-from nbparallel_widgets.times import fixed_text, next_round, ticks
+from nbparallel_widgets.timeline_text import LETTERS, fixed_text, next_round, ticks
 
 # What a session does at one moment, in one sentence; and what one rank does, in a few words.
 #

@@ -23,7 +23,7 @@ from nbparallel.session.monitoring.timeline import (
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets import timeline_text
 from nbparallel_widgets.palette import BLUE, GREEN, GREY, VERMILLION
-from nbparallel_widgets.times import ticks
+from nbparallel_widgets.timeline_text import ticks
 
 COLOURS = {COMPUTING: BLUE, WAITING: VERMILLION, MOVING: GREEN, UNKNOWN: GREY}
 HEIGHTS = {COMPUTING: 20.0, WAITING: 6.0, MOVING: 13.0, UNKNOWN: 3.0}

@@ -14,8 +14,10 @@ from typing import Any
 from nbparallel.errors import naming_hosts
 from nbparallel.errors.text.escaping import encodable
 from nbparallel_magics.output.layout import (
+    NO_RANK,
     Arrival,
     Item,
+    LiveLines,
     Piece,
     Progress,
     Rich,
@@ -26,8 +28,8 @@ from nbparallel_magics.output.layout import (
     fits_behind_label,
     in_arrival_order,
     is_value,
+    last_state,
 )
-from nbparallel_magics.output.live_lines import NO_RANK, LiveLines, last_state
 from nbparallel_magics.output.overflow import LogFolder, OverflowLog
 from nbparallel_magics.output.publisher import Publisher
 from nbparallel_magics.output.screen import before_moves, rows_above

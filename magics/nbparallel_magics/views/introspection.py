@@ -79,7 +79,7 @@ class RankIntrospection:
 
     def _advice(self, name: str) -> str:
         from nbparallel.errors import NbParallelError
-        from nbparallel.session.names.name_uses import PREDEFINED_NAMES
+        from nbparallel.session.names.delivery import PREDEFINED_NAMES
 
         if name == "nbp":  # in a cell for ranks `nbp.zeros` would make an array for each
             return "ranks have nbp by themselves, the notebook does not: write `import nbparallel as nbp`"

@@ -15,8 +15,12 @@ from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, 
 from nbparallel.distributed.arguments import deadline, part_of
 from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
 from nbparallel.distributed.data_parallel.buckets import BUCKET, ONE
-from nbparallel.distributed.data_parallel.gradients import average, average_buckets, checked_gradients
-from nbparallel.distributed.data_parallel.last_call import LastCall
+from nbparallel.distributed.data_parallel.gradients import (
+    LastCall,
+    average,
+    average_buckets,
+    checked_gradients,
+)
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import CollectiveMismatchError
 from nbparallel.sharing.tensors import is_tensor

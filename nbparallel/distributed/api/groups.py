@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api.backends import BACKEND
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, untraced
 from nbparallel.distributed.arguments import check_group_rank, check_list
 from nbparallel.distributed.collectives.movements import ALL_GATHER
 from nbparallel.distributed.group import Group, checked_ranks
 from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
+
+# What scripts ask about backends and launchers before they choose one; there is one backend.
+
+BACKEND = "nbparallel"
+"""Its name."""
+
+
+def is_backend_available(backend: str) -> bool:
+    """Return whether `backend` is ``"nbparallel"`` or ``"gloo"``, which is taken for it."""
+    return backend.lower() in (BACKEND, "gloo")
+
+
+def is_gloo_available() -> bool:
+    """Return True: ``init_process_group("gloo")`` works, on shared memory."""
+    return True
+
+
+def is_nccl_available() -> bool:
+    """Return False: operations do not move data between GPUs."""
+    return False
+
+
+def is_mpi_available() -> bool:
+    """Return False."""
+    return False
+
+
+def is_ucc_available() -> bool:
+    """Return False."""
+    return False
+
+
+def is_xccl_available() -> bool:
+    """Return False."""
+    return False
+
+
+def is_torchelastic_launched() -> bool:
+    """Return whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
 
 _OF_TORCH = {
     "timeout", "backend", "pg_options", "use_local_synchronization", "group_desc", "device_id", "sort_ranks",

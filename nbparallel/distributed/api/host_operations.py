@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbparallel.distributed.arguments import part_of
+from nbparallel.distributed.collectives.all_reduce import check_number
 from nbparallel.distributed.collectives.broadcast import READ_ONLY
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import (
@@ -42,7 +43,6 @@ from nbparallel.distributed.collectives.movements import (
     Pattern,
 )
 from nbparallel.distributed.collectives.reduce import array_part
-from nbparallel.distributed.collectives.scalars import check_number
 from nbparallel.distributed.data_parallel.gradients import Gradients, average_declared, check_declarations
 from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
 from nbparallel.distributed.runtime.host_boundary import inside_only
@@ -70,7 +70,7 @@ from nbparallel.errors import (
 )
 from nbparallel.sharing.tensors import is_module, is_tensor
 from nbparallel.transfer import pickling
-from nbparallel.transfer.blobs import ByValue
+from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.control import Operation, State
 from nbparallel.wire.frames import DoorKind, Octets
 from nbparallel.wire.identity import WorldPlace

@@ -6,8 +6,7 @@ from typing import Any, Literal, overload
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, T, Timeout
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
-from nbparallel.distributed.collectives.variants import pairs_of
+from nbparallel.distributed.collectives.nonblocking import NonblockingCalls, pairs_of
 from nbparallel.distributed.work import Work
 from nbparallel.wire.control import Operation
 

@@ -8,8 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from nbparallel.distributed.api.host_operations import HostOperations
 from nbparallel.distributed.arguments import MISSING, check_outputs, deadline
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.collectives.group_state import GroupState, GroupTable
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState, GroupTable
 from nbparallel.distributed.collectives.movements import Pattern
 from nbparallel.distributed.collectives.nonblocking import (
     NonblockingCall,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, predefined, untraced
-from nbparallel.distributed.api.p2p_op import P2POp
 from nbparallel.distributed.arguments import (
     PROC_NULL,
     check_buffer,
@@ -17,12 +16,52 @@ from nbparallel.distributed.arguments import (
     check_tag,
     deadline,
 )
-from nbparallel.distributed.collectives.group_state import GroupState
+from nbparallel.distributed.collectives.group_collectives import GroupState
 from nbparallel.distributed.point_to_point.matching import Receive
 from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.work import Work
+
+# P2POp: one send or receive of `batch_isend_irecv`, as in torch.
+
+
+class P2POp:
+    """One send or receive for `batch_isend_irecv`.
+
+    Parameters
+    ----------
+    op : function
+        `isend` or `irecv`.
+    tensor : array or value
+        Sent, or the array to fill.
+    peer : int
+        The other rank; or `group_peer`, its place in the group.  `PROC_NULL`: nothing is sent or received.
+    """
+
+    op: Callable[..., Any]
+    tensor: Any
+    peer: int | None
+    group: GroupLike
+    tag: int
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: Any,
+        peer: int | None = None,
+        group: GroupLike = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if getattr(op, "__name__", "") not in ("isend", "irecv"):
+            raise ValueError(f"op must be isend or irecv, not {op!r}")
+        if peer is None and group_peer is None:
+            raise ValueError("P2POp needs either peer or group_peer")
+        if peer is not None and group_peer is not None:
+            raise ValueError("peer and group_peer both name a rank: pass one of them")
+        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
+        self.group_peer = group_peer
 
 
 class PointToPoint(OperationBase):

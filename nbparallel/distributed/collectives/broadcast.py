@@ -28,8 +28,14 @@ from nbparallel.distributed.runtime.shared_arrays import (
     encode_handle,
     read_only,
 )
-from nbparallel.distributed.slots.fingerprint import DIRECT, SHARED, Fingerprint, fingerprint
-from nbparallel.distributed.slots.route import Route, choose_route
+from nbparallel.distributed.slots.fingerprint import (
+    DIRECT,
+    SHARED,
+    Fingerprint,
+    Route,
+    choose_route,
+    fingerprint,
+)
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError
 from nbparallel.sharing.tensors import fill_module, is_module, is_tensor, shown_dtype, tensor_of

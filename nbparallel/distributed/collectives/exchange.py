@@ -49,8 +49,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     may_overlap,
 )
 from nbparallel.distributed.slots.overlaps import Span, conflict, joined
-from nbparallel.distributed.slots.pending_slots import PendingSlot, PendingSlots
-from nbparallel.distributed.slots.slot_protocol import SlotProtocol
+from nbparallel.distributed.slots.slot_protocol import PendingSlot, PendingSlots, SlotProtocol
 from nbparallel.errors import InternalError
 from nbparallel.sharing.tensors import is_tensor, tensor_of
 from nbparallel.wire.control import Operation

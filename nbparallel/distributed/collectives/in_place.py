@@ -25,7 +25,7 @@ from nbparallel.distributed.collectives.staging import MARGIN
 from nbparallel.distributed.operators import Operator, finish_array
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime import fault_injection
-from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure
+from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
 from nbparallel.distributed.runtime.rank_context import LOSS_NS, RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.distributed.collectives.all_reduce import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.direct import direct_reduce, direct_reduce_scatter
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.scalars import check_number, combine_numbers, exchange_numbers
 from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
 from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
 from nbparallel.distributed.runtime import fault_injection
@@ -31,8 +31,16 @@ from nbparallel.distributed.runtime.shared_arrays import (
     decode_handle,
     in_kind_of,
 )
-from nbparallel.distributed.slots.fingerprint import DIRECT, READABLE, SHARED, Fingerprint, fingerprint
-from nbparallel.distributed.slots.route import Route, choose_route, offers_differ
+from nbparallel.distributed.slots.fingerprint import (
+    DIRECT,
+    READABLE,
+    SHARED,
+    Fingerprint,
+    Route,
+    choose_route,
+    fingerprint,
+    offers_differ,
+)
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
 

@@ -23,8 +23,7 @@ from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
-from nbparallel.distributed.slots.pipeline import Pipeline
-from nbparallel.distributed.slots.slot_protocol import SlotProtocol
+from nbparallel.distributed.slots.slot_protocol import Pipeline, SlotProtocol
 from nbparallel.errors import InternalError
 
 CHUNK = 1 << 20

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.equality.array_digest import DIGEST, Differences, chunk_of
-from nbparallel.distributed.equality.flatten import Leaf, flatten
+from nbparallel.distributed.equality.flatten import DIGEST, Differences, Leaf, chunk_of, flatten
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import DifferentDataError, rank_list
 

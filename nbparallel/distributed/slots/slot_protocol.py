@@ -17,7 +17,10 @@ Further synchronisations of the same collective only count `arrive` up.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -395,3 +398,142 @@ class SlotProtocol:
     def close(self) -> None:
         """Release the memory views."""
         self.spans.close()
+
+
+# Pipeline: steps of one collective in which a member waits for the members beside it alone.
+#
+# The arrival word that all members wait for at the beginning counts the steps of each member as well: when
+# a member has completed step s, its word is s higher. At the end all words have grown alike, so that the
+# next collective counts on from there.
+#
+# A member may only wait for a step that it could have completed itself, were it to do the other's work:
+# then a rank that waits has a higher word than those it waits for, and no two can look as if each waited
+# for the other (`deadlock`, which knows of a collective only the number that is waited for).
+
+
+class Pipeline:
+    """One member's side of the steps of a collective that has begun, and at which all have arrived."""
+
+    def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
+        self._context, self._protocol, self._begun = context, protocol, protocol.arrivals
+
+    def complete(self, step: int) -> None:
+        """Announce that this member has completed a step, and all before."""
+        protocol = self._protocol
+        area = protocol.area
+        protocol.arrivals = self._begun + step
+        self._context.waiter.announce(area.words, area.arrive[area.index], protocol.arrivals)
+
+    def wait_for(self, member: int, step: int) -> None:
+        """Wait until a member has completed a step."""
+        protocol, waiter = self._protocol, self._context.waiter
+        area, rank, target = protocol.area, protocol.ranks[member], self._begun + step
+        words, arrive = area.words, area.arrive[member]
+
+        def satisfied() -> bool:
+            return words[arrive] >= target
+
+        def explain(finished: Sequence[int]) -> NbParallelError:
+            return left_inside(protocol.operation, finished[0])
+
+        if not satisfied() and not waiter.spin(words, arrive, target):
+            wait = WaitRecord(
+                protocol.operation, lambda: [] if satisfied() else [rank], explain, protocol.line,
+                sequence=protocol.number, target=target, deadline_ns=protocol.deadline_ns, area=area.packed,
+            )  # fmt: skip
+            self._context.wait(satisfied, rank, wait)
+        if not waiter.strong_order:
+            waiter.fence()  # what the member has written is read after its word
+
+
+# Pending slots: collectives that a rank has begun and ends later, in steps of the slot protocol.
+#
+# A pending collective is an ordinary one whose state is put aside between two steps: what the slot protocol
+# keeps of the collective that it is in is saved, and restored when all members have arrived.
+
+
+@dataclass(slots=True)
+class PendingSlot:
+    """The state of one collective, to be resumed."""
+
+    number: int
+    generation: int
+    arrivals: int
+    operation: Operation
+    fingerprint: Fingerprint
+    line: int
+    open: int
+    """What `RankContext.open` is within it."""
+    deadline_ns: int | None
+
+
+class PendingSlots:
+    """One rank's collectives of a group that were begun and not ended."""
+
+    def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
+        self._context, self.protocol = context, protocol
+
+    def has_slot(self) -> bool:
+        """Whether `SlotProtocol.begin` would not wait, and there is a slot for another collective."""
+        return self.protocol.has_free_slot()
+
+    def arrive(self) -> PendingSlot:
+        """Arrive at the collective that has begun, and put it aside."""
+        self.protocol.arrive()
+        self._context.open = 0
+        return self._state()
+
+    def has_arrived(self, pending: PendingSlot) -> bool:
+        """Whether every member has arrived at a collective."""
+        return not self.protocol.missing(pending.arrivals)
+
+    def is_hopeless(self, pending: PendingSlot) -> bool:
+        """Whether a member that has not arrived at a collective has left the cell."""
+        context, protocol = self._context, self.protocol
+        context.check_peers(protocol.peers)
+        return any(map(context.gone, protocol.missing(pending.arrivals)))
+
+    @contextlib.contextmanager
+    def resumed(self, pending: PendingSlot) -> Iterator[None]:
+        """Within the context, the protocol is in a pending collective, to end it."""
+        context, former = self._context, self._state()
+        self._restore(pending)
+        context.open = pending.number
+        context.waiter.fence()  # read the slots only after their arrival counters
+        try:
+            yield
+        finally:
+            broken = context.open  # not 0: the collective did not come to its end
+            self._restore(former)
+            if broken:
+                context.open = broken
+
+    def wait_for(self, pending: PendingSlot | None, deadline_ns: int | None) -> None:
+        """Wait until every member has arrived at a collective; if None, until there is a free slot."""
+        protocol = self.protocol
+        if pending is None:
+            protocol.deadline_ns = deadline_ns
+            protocol.wait_for_readers(protocol.number + 1)
+            return
+        former = self._state()
+        self._restore(pending)
+        protocol.deadline_ns = deadline_ns
+        try:
+            protocol.wait_for_arrivals()
+        finally:
+            still_open = self._context.open
+            self._restore(former)
+            self._context.open = still_open
+
+    def _state(self) -> PendingSlot:
+        p = self.protocol
+        return PendingSlot(
+            p.number, p.generation, p.arrivals, p.operation, p.fingerprint, p.line, self._context.open,
+            p.deadline_ns,
+        )  # fmt: skip
+
+    def _restore(self, state: PendingSlot) -> None:
+        p = self.protocol
+        p.number, p.generation, p.arrivals = state.number, state.generation, state.arrivals
+        p.operation, p.fingerprint, p.line = state.operation, state.fingerprint, state.line
+        self._context.open, p.deadline_ns = state.open, state.deadline_ns

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from nbparallel.channel import Channel
-from nbparallel.distributed.runtime.process_memory import YAMA_SCOPE, allow_reading, read_memory
+from nbparallel.distributed.runtime.peer_memory import YAMA_SCOPE, allow_reading, read_memory
 from nbparallel.sharing import get_sharing_strategy
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry

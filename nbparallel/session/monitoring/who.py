@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbparallel.session.names.delivery import PREDEFINED_NAMES
 from nbparallel.session.names.free_names import is_ipythons
-from nbparallel.session.names.name_uses import PREDEFINED_NAMES
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import Store
 from nbparallel.transfer.variable_info import describe_variable

@@ -15,16 +15,17 @@ it has not changed the rank takes the value only if it has none of its own.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from nbparallel.errors import NotAnArrayError, StaleWorkError
 from nbparallel.session.names.cell_inputs import CellInputs
-from nbparallel.session.names.encoding import SharedArrays
-from nbparallel.session.names.free_names import find_free_names, is_ipythons
-from nbparallel.session.names.name_uses import describe_rebound, find_uses
-from nbparallel.session.names.preparation import GatheredNames, Preparation
+from nbparallel.session.names.encoding import SharedArrays, Value
+from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
 from nbparallel.session.names.share_arrays import check_shareable, is_array, memmap_notes, move_arrays
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
 from nbparallel.sharing import SegmentBroker, Store
@@ -38,10 +39,125 @@ from nbparallel.sharing.shared_tensors import (
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.tensor_storage import is_dense
 from nbparallel.sharing.tensors import is_tensor
-from nbparallel.transfer.blobs import ByValue
+from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.transfer.pickling import Serialised
-from nbparallel.wire.name_updates import NameKind, NameUpdate
+from nbparallel.transfer.variable_info import advice_to_bring
+from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
 from nbparallel.wire.units import size_text
+
+# Uses of names by a cell about which ranks may have to say something.
+
+PREDEFINED_NAMES = frozenset((
+    "all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "dist", "gather", "irecv", "isend",
+    "nbp", "rank", "recv", "reduce", "reduce_scatter", "rng", "scatter", "send", "sendrecv", "world_size",
+))  # fmt: skip
+"""What a rank finds defined without a line of the user's.
+
+Written out, because the notebook would otherwise load all of `nbparallel.distributed` in its first cell, a
+fifth of the time until it runs; a test compares it with the operations.
+"""
+
+
+SHOWN = 5
+"""Names that one line lists."""
+
+
+def find_uses(
+    free: FreeNames, inputs: CellInputs, earlier: set[str], bindings: Mapping[str, Any]
+) -> NameUses | None:
+    """Return the uses of a cell with these names and values; None if there are none.
+
+    `earlier` are the names that earlier cells have assigned; those of this one are added.
+    """
+    predefined = PREDEFINED_NAMES & (inputs.seen | free.assigned) - free.changed.deleted
+    values, changed = inputs.values, free.changed
+    stored, called = ([n for n in names if _is_copied(values.get(n))] for names in changed[:2])
+    augmented = [name for name in changed.augmented if name in values]
+    kept = sorted((earlier & values.keys()) - free.assigned - inputs.by_word)
+    earlier |= free.assigned
+    strings = (inputs.words & bindings.keys()) - values.keys() - free.assigned - PREDEFINED_NAMES
+    found = (
+        sorted(predefined), stored, called, augmented, kept,
+        sorted(name for name in strings if not is_ipythons(name)),
+    )  # fmt: skip
+    return NameUses(*map(tuple, found)) if any(found) else None
+
+
+def describe_rebound(free: FreeNames, bindings: Mapping[str, Any]) -> str:
+    """Return a line on names to which a cell assigns and that the notebook has too; empty: there are none.
+
+    It is about values: what a notebook imports or defines, a cell for ranks often imports or defines again.
+    """
+    names = sorted(
+        name
+        for name in free.changed.rebound & bindings.keys()
+        if not (is_ipythons(name) or callable(bindings[name]) or isinstance(bindings[name], ModuleType))
+    )
+    if not names:
+        return ""
+    listed = ", ".join(names[:SHOWN]) + " …" * (len(names) > SHOWN)
+    theirs = "'s are" if len(names) > 1 else f"'s {listed} is"
+    return (
+        f"this rank assigned {listed}, and the notebook{theirs} as before: "
+        f"{advice_to_bring(names[0], bindings[names[0]])}"
+    )
+
+
+def _is_copied(value: Value | None) -> bool:
+    return value is not None and value.kind is NameKind.OBJECT
+
+
+# What is known of a cell's names before it is sent: what it uses, and what each rank then needs.
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What has to happen on each rank before a cell."""
+
+    updates: Mapping[int, tuple[NameUpdate, ...]]
+    """Per rank, in the order in which to apply them."""
+    notes: tuple[str, ...]
+    """Lines for the user."""
+    copied_nbytes: Mapping[str, int]
+    """Bytes that were copied for this cell, per name; names without any are left out."""
+    shared_nbytes: Mapping[str, int]
+    """Bytes that the cell's ranks see in shared memory, per name."""
+    keep: tuple[object, ...]
+    """To be kept alive until the cell has ended: the updates refer to it."""
+    moved_nbytes: Mapping[str, int]
+    """Those of `copied_nbytes` that moved an array into shared memory, where it stays."""
+    uses: NameUses | None
+    """What ranks are to look at when the cell has ended."""
+    pending: Mapping[int, PendingVersions]
+    """What each rank has once it has applied its updates."""
+    costly: frozenset[str]
+    """Names that `notes` have a line about, which is shown once."""
+    rebound: str = ""
+    """A line on names of the notebook to which the cell assigns."""
+
+
+@dataclass(slots=True)
+class GatheredNames:
+    """What a cell uses of the notebook; what each rank needs of it is found when the cell is sent."""
+
+    free: FreeNames
+    """The cell's names."""
+    inputs: CellInputs
+    """Their values."""
+    notes: list[str]
+    """Lines for the user."""
+    namespace: MutableMapping[str, Any]
+    """Where they were looked up."""
+    bindings: Mapping[str, Any]
+    """What it holds, or held when the cell was put into a queue."""
+    number: int = field(default_factory=itertools.count(1).__next__)
+    """Of this cell among all."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the cell waits in a queue."""
+        return self.bindings is not self.namespace
+
 
 # Moves the memory of a notebook's tensors and modules into shared memory, in place.
 

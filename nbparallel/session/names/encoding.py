@@ -21,9 +21,8 @@ from nbparallel.errors import UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.memory.file_mapping import Files
 from nbparallel.transfer import pickling
-from nbparallel.transfer.blobs import ArrayStore
 from nbparallel.transfer.definitions import find_modules
-from nbparallel.transfer.pickle_format import Pickled
+from nbparallel.transfer.pickle_format import ArrayStore, Pickled
 from nbparallel.transfer.pickling import Serialised, serialise
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.name_updates import NameKind, NameUpdate

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from nbparallel.errors import BusyError
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.preparation import GatheredNames
+from nbparallel.session.names.delivery import GatheredNames
 from nbparallel.session.output import OutputSink, TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.results import CellResult

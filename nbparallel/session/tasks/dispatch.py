@@ -12,8 +12,7 @@ from operator import attrgetter
 from nbparallel import sharing
 from nbparallel.errors import ChannelClosedError, NbParallelError, SupervisorDiedError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.delivery import NameDelivery
-from nbparallel.session.names.preparation import GatheredNames, Preparation
+from nbparallel.session.names.delivery import GatheredNames, NameDelivery, Preparation
 from nbparallel.session.output import OutputSink, TaskOutput
 from nbparallel.session.processes.rank_handle import RankHandle, send_working_context
 from nbparallel.session.processes.rank_pool import RankPool

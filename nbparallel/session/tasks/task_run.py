@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from nbparallel.distributed.runtime.observers import cell_observer
 from nbparallel.errors import NbParallelError
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.preparation import Preparation
+from nbparallel.session.names.delivery import Preparation
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle

@@ -54,13 +54,13 @@ def impatient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Give a frozen host up after few seconds in place of fifteen and more."""
     if not request.node.callspec.params["fault"].startswith("freeze"):
         return
-    from nbparallel.cluster import host_dispatch, host_pool, long_calls
+    from nbparallel.cluster import host_dispatch, host_pool
 
     monkeypatch.setattr(host_dispatch, "MOST_LOOKS", FROZEN_SECONDS)
     for module in (host_dispatch, host_pool):
         monkeypatch.setattr(module, "ANSWER_SECONDS", float(FROZEN_SECONDS))
     monkeypatch.setattr(host_pool, "START_SECONDS", 20.0)
-    monkeypatch.setattr(long_calls, "MOST_SECONDS", 25.0)
+    monkeypatch.setattr(host_pool, "MOST_SECONDS", 25.0)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

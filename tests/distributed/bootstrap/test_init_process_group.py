@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.distributed.bootstrap import init_method
-from nbparallel.distributed.bootstrap.init_method import InitMethod
+from nbparallel.distributed.bootstrap import process_group
+from nbparallel.distributed.bootstrap.process_group import InitMethod
 from nbparallel.testing.waiting import wait_until
 from tests.distributed.bootstrap.started import Launcher
 
@@ -276,13 +276,13 @@ ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MAST
 def test_what_the_environment_lacks_is_named(changes: dict[str, str], said: str) -> None:
     """A variable that is missing or makes no sense is named, with what to do."""
     with pytest.raises(ValueError, match=said):
-        init_method.resolve_init_method(None, -1, -1, ENVIRONMENT | changes)
+        process_group.resolve_init_method(None, -1, -1, ENVIRONMENT | changes)
 
 
 @pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1", "127.0.0.2", socket.gethostname().upper()])
 def test_every_name_of_this_machine_is_the_same_place(address: str) -> None:
     """MASTER_ADDR may be spelled in several ways, and all meet."""
-    found = init_method.resolve_init_method("env://", -1, -1, ENVIRONMENT | {"MASTER_ADDR": address})
+    found = process_group.resolve_init_method("env://", -1, -1, ENVIRONMENT | {"MASTER_ADDR": address})
     assert found.place.endswith(f"nbparallel-{os.geteuid()}-29500")
     assert (found.rank, found.world_size) == (1, 2)
 
@@ -300,24 +300,24 @@ def test_every_name_of_this_machine_is_the_same_place(address: str) -> None:
 def test_methods_that_there_are_not(method: str, said: str) -> None:
     """An unknown method is an error that says which there are."""
     with pytest.raises(ValueError, match=said):
-        init_method.resolve_init_method(method, 0, 1, {})
+        process_group.resolve_init_method(method, 0, 1, {})
 
 
 def test_arguments_win_and_types_are_checked(tmp_path: Path) -> None:
     """What is passed wins over the environment; what is no number of ranks or seconds is refused."""
     (tmp_path / "link").symlink_to(tmp_path)
-    found = init_method.resolve_init_method(f"file://{tmp_path}/link/a%20b", 2, 3, ENVIRONMENT)
+    found = process_group.resolve_init_method(f"file://{tmp_path}/link/a%20b", 2, 3, ENVIRONMENT)
     assert found == InitMethod(f"{tmp_path}/a b", 2, 3)
     with pytest.raises(TypeError, match="rank must be an int, not str 'x'"):
-        init_method.resolve_init_method("file:///x", "x", 2, {})
+        process_group.resolve_init_method("file:///x", "x", 2, {})
     with pytest.raises(TypeError, match="init_method must be a string, not int"):
-        init_method.resolve_init_method(3, 0, 2, {})  # type: ignore[arg-type]
-    assert init_method.seconds_of(datetime.timedelta(minutes=1)) == 60.0
-    assert init_method.seconds_of(None) == init_method.DEFAULT_SECONDS
+        process_group.resolve_init_method(3, 0, 2, {})  # type: ignore[arg-type]
+    assert process_group.seconds_of(datetime.timedelta(minutes=1)) == 60.0
+    assert process_group.seconds_of(None) == process_group.DEFAULT_SECONDS
     with pytest.raises(ValueError, match="must be more than 0 s"):
-        init_method.seconds_of(0)
+        process_group.seconds_of(0)
     with pytest.raises(TypeError, match="seconds or a timedelta, not str"):
-        init_method.seconds_of("5")  # type: ignore[arg-type]
-    init_method.check_backend("GLOO")
+        process_group.seconds_of("5")  # type: ignore[arg-type]
+    process_group.check_backend("GLOO")
     with pytest.raises(ValueError, match="unknown backend 'foo'"):
-        init_method.check_backend("foo")
+        process_group.check_backend("foo")

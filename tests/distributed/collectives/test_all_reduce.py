@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
-from nbparallel.distributed.collectives.scalars import check_number
+from nbparallel.distributed.collectives.all_reduce import check_number
 from nbparallel.distributed.operators import Operator, find_operator, operator_for
 from tests.distributed.conformance.oracle import DTYPES, OPERATORS, allowed, example, expected
 from tests.harness.ranks import context_of

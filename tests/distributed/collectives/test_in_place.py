@@ -14,7 +14,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import in_place, staging
 from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.runtime import peer_memory
-from nbparallel.distributed.runtime.process_memory import ReadError, ReadFailure
+from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
 from tests.harness.ranks import context_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nbparallel.distributed.collectives.group_state import AreaMemory
+from nbparallel.distributed.collectives.group_collectives import AreaMemory
 from nbparallel.distributed.slots.slot_area import group_area, group_nbytes
 from nbparallel.session import Session
 from nbparallel.sharing import Store

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbparallel.distributed.equality.array_digest import CHUNK, Differences, checksums, chunk_of, comparable
-from nbparallel.distributed.equality.flatten import digest_of, flatten
+from nbparallel.distributed.equality.flatten import (
+    CHUNK,
+    Differences,
+    checksums,
+    chunk_of,
+    comparable,
+    digest_of,
+    flatten,
+)
 from tests.harness.tiers import examples
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.api.assert_same import AssertSame
-from nbparallel.distributed.equality.array_digest import CHUNK
 from nbparallel.distributed.equality.difference import MAX_CHUNKS, find_difference
+from nbparallel.distributed.equality.flatten import CHUNK
 from nbparallel.errors import (
     DifferentDataError,
     NbParallelError,

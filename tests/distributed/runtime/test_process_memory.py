@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.runtime import process_memory
-from nbparallel.distributed.runtime.process_memory import ReadFailure, allow_reading, read_memory
+from nbparallel.distributed.runtime import peer_memory
+from nbparallel.distributed.runtime.peer_memory import ReadFailure, allow_reading, read_memory
 
 HERE = os.getpid()
 
@@ -47,8 +47,8 @@ def test_another_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.pause()
     try:
         os.read(ready, 1)
-        for most in (process_memory.MOST_NBYTES, 4096, 999):
-            monkeypatch.setattr(process_memory, "MOST_NBYTES", most)
+        for most in (peer_memory.MOST_NBYTES, 4096, 999):
+            monkeypatch.setattr(peer_memory, "MOST_NBYTES", most)
             found = np.full(x.size + 2, 7, np.uint8)
             assert read_memory(pid, address(x), found[1:-1]) is None
             assert (found[1:-1] == x ^ 0xFF).all()
@@ -108,7 +108,7 @@ def test_what_cannot_be_filled() -> None:
 def test_refusals(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """An error of the system is told as what it means; EINTR and a part are no errors."""
     x, steps = np.arange(100, dtype=np.uint8), iter([40, -errno.EINTR, 20, -number])
-    real = process_memory.readv
+    real = peer_memory.readv
 
     def call(pid: int, local: Any, one: int, remote: Any, other: int, flags: int) -> int:
         step = next(steps)
@@ -118,7 +118,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         local.length = remote.length = step
         return int(real(pid, local, one, remote, other, flags))
 
-    monkeypatch.setattr(process_memory, "readv", call)
+    monkeypatch.setattr(peer_memory, "readv", call)
     found = np.zeros(100, np.uint8)
     error = read_memory(HERE, address(x), found)
     assert error is not None
@@ -131,7 +131,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 def test_no_such_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux, and with an old C library, reading is refused."""
-    monkeypatch.setattr(process_memory, "readv", None)
+    monkeypatch.setattr(peer_memory, "readv", None)
     error = read_memory(HERE, 4096, np.zeros(8, np.uint8))
     assert error is not None
     assert (error.failure, error.number) == (ReadFailure.REFUSED, errno.ENOSYS)
@@ -153,7 +153,7 @@ def test_yama(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, scope: str | None,
             calls.append((arguments[0], arguments[1].value))
             return 0
 
-    monkeypatch.setattr(process_memory, "YAMA_SCOPE", str(path))
-    monkeypatch.setattr(process_memory.ctypes, "CDLL", lambda *_, **__: Library())
+    monkeypatch.setattr(peer_memory, "YAMA_SCOPE", str(path))
+    monkeypatch.setattr(peer_memory.ctypes, "CDLL", lambda *_, **__: Library())
     allow_reading(4321)
     assert calls == ([(0x59616D61, 4321)] if asked else [])

@@ -10,7 +10,7 @@ import pytest
 
 from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.output.live_lines import LINES_OF_A_RANK
+from nbparallel_magics.output.layout import LINES_OF_A_RANK
 from tests.harness.kernel import CellOutcome, Kernel
 from tests.magics.output.page import Page
 

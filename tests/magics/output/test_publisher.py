@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.output.notebook_messages import NotebookOutput
-from nbparallel_magics.output.publisher import KernelPublisher, PlainPublisher
+from nbparallel_magics.output.publisher import KernelPublisher, NotebookOutput, PlainPublisher
 from nbparallel_magics.output.screen import Screen
 
 

@@ -11,7 +11,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.session import Session
-from nbparallel.session.names.name_uses import PREDEFINED_NAMES
+from nbparallel.session.names.delivery import PREDEFINED_NAMES
 
 BACK = "brings that back"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nbparallel.errors import ParallelError, PeerFailedError, RankExitError, RemoteError
 from nbparallel.session.tasks import parallel_error
-from nbparallel.transfer.blobs import ByValue
+from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.transfer.pickling import dump_error, dumps
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
