@@ -1,7 +1,7 @@
 """The bytes of a pickled message: a header, the regions of its blob, and the pickle stream.
 
 Buffers of 256 KiB and more (and a stream of that size) are stored once in a segment that every receiver maps
-copy-on-write (`blobs`).  If functions inside read globals of the sender, the message contains one message for
+copy-on-write.  If functions inside read globals of the sender, the message contains one message for
 the object and one for each of those globals, which a receiver loads only if it lacks the name.
 """
 
