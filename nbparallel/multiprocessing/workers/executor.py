@@ -86,7 +86,7 @@ class _Calls:
         self._make_pool, self._most = make_pool, workers + 1
         self.pid = os.getpid()
         self.ref = weakref.ref(self)
-        self._pool: CallPool | None = None
+        self._engine: CallPool | None = None
         self._waiting: deque[_Waiting] = deque()
         self._given = 0
         """Calls that the pool has."""
@@ -104,25 +104,25 @@ class _Calls:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if _ended["program"]:
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-            if self._pool is None:
-                self._pool = self._make_pool()
+            if self._engine is None:
+                self._engine = self._make_pool()
                 _living[id(self)] = self
-            if self._pool.failed is not None:
-                raise copy.copy(self._pool.failed)
+            if self._engine.failed is not None:
+                raise copy.copy(self._engine.failed)
             self._waiting.append(_Waiting(future, (function, args, kwargs), copies))
             self._feed()
         return future
 
     def _feed(self) -> None:
         """Give the pool the next calls; the lock is held."""
-        while self._waiting and self._given < self._most and self._pool is not None:
+        while self._waiting and self._given < self._most and self._engine is not None:
             future, call, copies = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                self._pool.call(*call, partial(self._settle, future), copies=copies)
+                self._engine.call(*call, partial(self._settle, future), copies=copies)
             except ValueError as error:  # it has ended
-                future.set_exception(copy.copy(self._pool.failed) or error)
+                future.set_exception(copy.copy(self._engine.failed) or error)
             else:
                 self._given += 1
         if not self._given and not self._waiting:
@@ -141,8 +141,8 @@ class _Calls:
         """Stop all calls under way: a wait for one was interrupted."""
         with self._changed:
             self.cancel()
-            if self._pool is not None:
-                interrupt(self._pool)
+            if self._engine is not None:
+                interrupt(self._engine)
 
     def cancel(self) -> None:
         """Cancel the calls that no worker can have yet."""
@@ -165,21 +165,21 @@ class _Calls:
     def end(self) -> None:
         """Wait until all calls have ended, then end the workers (idempotent)."""
         self.shut()
-        if self.pid != os.getpid() or self._pool is None:
+        if self.pid != os.getpid() or self._engine is None:
             return
         try:
             wait_in_slices(self._have_ended_within)
         except KeyboardInterrupt:
             self.interrupt()
             raise
-        self._pool.close()
-        self._pool.join()
+        self._engine.close()
+        self._engine.join()
         _living.pop(id(self), None)
 
     def end_soon(self) -> None:
         """Do that in another thread, which the program waits for at its end."""
         self.shut()
-        if self.pid != os.getpid() or self._pool is None or id(self) not in _living:
+        if self.pid != os.getpid() or self._engine is None or id(self) not in _living:
             return
         if not util.is_exiting():
             with contextlib.suppress(RuntimeError):  # no further thread can be started

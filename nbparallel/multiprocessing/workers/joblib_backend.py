@@ -104,7 +104,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         super().__init__(**options)
         self._method = start_method
         self._kind: PoolKind | None = None
-        self._pool: CallPool | None = None
+        self._engine: CallPool | None = None
         self._copies: CallCopies | None = None
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -136,7 +136,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         initializer, initargs = options.get("initializer"), tuple(options.get("initargs", ()))
         threads = self.inner_max_num_threads
         self._kind = PoolKind(os.getpid(), n_jobs, self._method, initializer, initargs, threads)
-        self._pool = _idle.take(self._kind)
+        self._engine = _idle.take(self._kind)
         return n_jobs
 
     def start_call(self) -> None:
@@ -149,7 +149,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
 
     def submit(self, func: Callable[[], Any], callback: Callable[[Any], object] | None = None) -> None:
         """Send a batch of tasks; `callback` is called when it has ended."""
-        if self._pool is None:
+        if self._engine is None:
             raise RuntimeError("joblib has ended this call of Parallel already")
 
         def done(*outcome: Any) -> None:
@@ -157,7 +157,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
                 callback(outcome)
 
         try:
-            self._pool.call(func, (), {}, done, copies=self._copies)
+            self._engine.call(func, (), {}, done, copies=self._copies)
         except Exception as error:  # noqa: BLE001  joblib would take what it has sent for the next call's
             done(False, error)
 
@@ -170,7 +170,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
 
     def terminate(self) -> None:
         """End a use of the workers, which are kept for the next."""
-        pool, self._pool, self._copies = self._pool, None, None
+        pool, self._engine, self._copies = self._engine, None, None
         if pool is not None and self._kind is not None:
             _idle.keep(self._kind, pool)
         self.reset_batch_stats()
@@ -180,10 +180,10 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         waiting = getattr(self.parallel, "_ready_batches", None)
         while waiting is not None and not waiting.empty():
             waiting.get_nowait()  # joblib would take their results for the next call's
-        if self._pool is None:
+        if self._engine is None:
             return
-        interrupt(self._pool)
+        interrupt(self._engine)
         if not ensure_ready:
             self.terminate()
-        elif self._pool.failed is not None and self._kind is not None:
-            self._pool = _idle.take(self._kind)
+        elif self._engine.failed is not None and self._kind is not None:
+            self._engine = _idle.take(self._kind)

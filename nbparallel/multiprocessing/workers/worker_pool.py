@@ -377,7 +377,7 @@ class Pool(library.Pool):
         renew_pipes((self._inqueue, self._quick_put), (self._outqueue, self._quick_get))
 
 
-class Call:
+class TaskCall:
     """A job of a `CallPool`: one call.
 
     Parameters
@@ -457,7 +457,7 @@ class CallPool(Pool):
         if self.failed is not None:
             raise ValueError("the workers cannot begin")
         self._check_running()
-        task = Call(self, done, name)._job, 0, function, args, kwargs
+        task = TaskCall(self, done, name)._job, 0, function, args, kwargs
         waiting: Any = self._taskqueue  # type: ignore[attr-defined]
         if not waiting.empty() or not self._quick_put.send_now(task):
             waiting.put((self._one_task(task, copies), None))
