@@ -391,14 +391,14 @@ class TaskCall:
     def __init__(
         self, pool: CallPool, done: Callable[[bool, Any], object], name: Callable[[], str] | None = None
     ) -> None:
-        self._pool: Any = pool
+        self.pool: CallPool | None = pool
         self._cache, self._done, self.name = pool._cache, done, name or _a_call  # type: ignore[attr-defined]
         self._job = next(library.job_counter)  # type: ignore[attr-defined]
         self._cache[self._job] = self
 
     def _set(self, _index: int, outcome: tuple[bool, Any]) -> None:
         del self._cache[self._job]
-        done, self._done, self._pool = self._done, _drop, None  # what asked may be what ends the pool
+        done, self._done, self.pool = self._done, _drop, None  # what asked may be what ends the pool
         reported(done, *outcome)
 
 
