@@ -194,11 +194,11 @@ class LedgerMachine(RuleBasedStateMachine):
         elif not known and creator in self.alive and creator != client:
             assert actions == [], "its registration may be under way"
         elif not known:
-            assert [action.reason for action in actions] == [LostReason.UNKNOWN]
+            assert [action.message.reason for action in actions] == [LostReason.UNKNOWN]
         elif not held and client != creator:
-            assert actions[0].reason is LostReason.UNKNOWN, "its creator may have reused it"
+            assert actions[0].message.reason is LostReason.UNKNOWN, "its creator may have reused it"
         elif writable and not may:
-            assert actions[0].reason is LostReason.READ_ONLY
+            assert actions[0].message.reason is LostReason.READ_ONLY
         else:
             assert isinstance(actions[0], Grant)
             assert actions[0].writable == writable

@@ -35,6 +35,8 @@ RUNS = 9
 """Of one strategy and size, at most."""
 MEMORY_SHARE = 4
 """A size is left out if it is more than 1/4 of what is free."""
+FREE_SECONDS = 2.0
+"""How long memory may take to come back; it takes a millisecond."""
 STEPS = ("allocate", "first touch", "hand over", "attach", "first read", "free")
 """What happens to an array, in order; the rank attaches and reads."""
 
@@ -157,9 +159,10 @@ def _run(session: Session, name: str, nbytes: int) -> tuple[float, ...]:
     store, clock = current_store(), [time.perf_counter()]
     arrays: list[np.ndarray[Any, Any]] = []
     messages: list[pickle_format.Pickled] = []
+    store.drain()
+    store.trim()
+    before = {record.segment for record in store.segments()}
     try:
-        store.drain()
-        store.trim()
         clock[0] = time.perf_counter()
         shares = registry.find_strategy(name).shares
         arrays.append(store.empty(nbytes, np.uint8, strategy=name) if shares else np.empty(nbytes, np.uint8))
@@ -176,8 +179,7 @@ def _run(session: Session, name: str, nbytes: int) -> tuple[float, ...]:
             raise InternalError(f"rank 0 read {total}, not what the notebook wrote; please file a bug")
         begun = time.perf_counter()
         arrays.clear()
-        store.drain()
-        store.trim()
+        _wait_until_freed(before)
         freed = time.perf_counter() - begun
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # an interrupt may come where a frame has an array
@@ -185,6 +187,17 @@ def _run(session: Session, name: str, nbytes: int) -> tuple[float, ...]:
     finally:
         arrays.clear()
         messages.clear()
-        store.drain()
-        store.trim()
+        _wait_until_freed(before)
     return (*(b - a for a, b in itertools.pairwise(clock)), attach, read, freed)
+
+
+def _wait_until_freed(before: set[int]) -> None:
+    """Wait until no more segments than `before` are there: ranks release them in their own time."""
+    deadline = time.monotonic() + FREE_SECONDS
+    while True:
+        current_store().drain()
+        current_store().trim()
+        # the user's code may allocate at the same time, or a rank be slow: then only a time is wrong
+        if time.monotonic() > deadline or {r.segment for r in current_store().segments()} <= before:
+            return
+        time.sleep(0.0001)
