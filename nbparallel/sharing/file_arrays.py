@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import io
@@ -139,7 +140,8 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
                 return _make(path, dtype, shape)
             fill(source.fd, size, header.getbuffer())
             os.replace(draft, path)
-            fcntl.flock(source.fd, fcntl.LOCK_UN)  # from now on it is the user's
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(source.fd, fcntl.LOCK_UN)  # from now on it is the user's
         except BaseException:
             source.close()
             raise

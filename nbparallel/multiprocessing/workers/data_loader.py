@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from multiprocessing import TimeoutError as LibraryTimeoutError
+from multiprocessing import current_process
 from typing import Any
 
 import numpy as np
@@ -198,8 +199,8 @@ class _Workers:
     def end(self) -> None:
         """End them (idempotent)."""
         if self._pid == os.getpid():
-            for lane in self.lanes:
-                lane.pool.end()
+            while self.lanes:  # a pool that is referred to keeps the names of its locks
+                self.lanes.pop().pool.end()
 
 
 class _Keeper:
@@ -220,7 +221,8 @@ class _Keeper:
 
     def put_back(self, group: _Workers, *, end: bool = False) -> None:
         """Keep a group that has nothing to do any more, or end it."""
-        if end or not self.persistent or self._idle or not group.usable:
+        # a pool ends its workers by a signal: what they keep would leave names of locks behind
+        if end or not self.persistent or self._idle or not group.usable or current_process().daemon:
             group.end()
         else:
             group.cancel()
@@ -317,7 +319,7 @@ class _WorkerIteration(Iterator[Any]):
                 self._end(kill=True)
                 raise
             kind, asked, batch = content if succeeded else (0, False, content)
-            self._settle(lane, asked, end=batch is EndOfStream)
+            self._settle(lane, asked, knows=succeeded, end=batch is EndOfStream)
             if kind == FAILED or (not succeeded and self._is_lost(content)):
                 self._end(kill=True)
             if not succeeded or kind == FAILED:
@@ -326,7 +328,8 @@ class _WorkerIteration(Iterator[Any]):
                 finally:
                     del content, batch  # the traceback holds this frame, and so the iteration
             if batch is not EndOfStream:
-                self._give()  # before the caller works on this one
+                with contextlib.suppress(WorkerDiedError):  # of the next one, which raises it
+                    self._give()  # before the caller works on this one
                 return batch
 
     def _is_lost(self, error: BaseException) -> bool:
@@ -386,12 +389,12 @@ class _WorkerIteration(Iterator[Any]):
             return True
         return False
 
-    def _settle(self, lane: _Lane, asked: bool, *, end: bool) -> None:
+    def _settle(self, lane: _Lane, asked: bool, *, knows: bool, end: bool) -> None:
         self._taken += 1
         lane.busy -= 1
         if end and lane in self._active:
             self._active.remove(lane)
-        if self._undecided:
+        if self._undecided and knows:  # what a sample raises says nothing of parts
             self._undecided = False
             if asked:
                 self._group.start()

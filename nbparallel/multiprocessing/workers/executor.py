@@ -88,8 +88,8 @@ class _Calls:
         self.ref = weakref.ref(self)
         self._engine: CallPool | None = None
         self._waiting: deque[_Waiting] = deque()
-        self._given = 0
-        """Calls that the pool has."""
+        self._given: set[InterruptibleFuture] = set()
+        """Of calls that the pool has."""
         self._shut = False
         self._changed = threading.Condition(threading.RLock())
 
@@ -115,27 +115,34 @@ class _Calls:
 
     def _feed(self) -> None:
         """Give the pool the next calls; the lock is held."""
-        while self._waiting and self._given < self._most and self._engine is not None:
+        while self._waiting and len(self._given) < self._most and self._engine is not None:
             future, call, copies = self._waiting.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
+                self._given.add(future)
                 self._engine.call(*call, partial(self._settle, future), copies=copies)
-            except ValueError as error:  # it has ended
-                future.set_exception(copy.copy(self._engine.failed) or error)
-            else:
-                self._given += 1
+            except BaseException as error:
+                if future in self._given:  # else the pool had it, and has given it up
+                    self._given.discard(future)
+                    future.set_exception(error)
+                if not isinstance(error, Exception):  # an interrupt of the thread that submits
+                    raise
         if not self._given and not self._waiting:
             self._changed.notify_all()
 
-    def _settle(self, future: Future[Any], succeeded: bool, value: Any) -> None:
-        with self._changed:
-            self._given -= 1
-            self._feed()
-        if succeeded:
-            future.set_result(value)
-        else:
-            future.set_exception(value)
+    def _settle(self, future: InterruptibleFuture, succeeded: bool, value: Any) -> None:
+        try:
+            with self._changed:
+                self._given.discard(future)
+                self._feed()
+        finally:
+            if future.done():  # its submission was interrupted when it had been sent
+                pass
+            elif succeeded:
+                future.set_result(value)
+            else:
+                future.set_exception(value)
 
     def interrupt(self) -> None:
         """Stop all calls under way: a wait for one was interrupted."""
@@ -146,6 +153,8 @@ class _Calls:
 
     def cancel(self) -> None:
         """Cancel the calls that no worker can have yet."""
+        if self.pid != os.getpid():
+            return
         with self._changed:
             waiting = list(self._waiting)
             self._waiting.clear()
@@ -159,6 +168,9 @@ class _Calls:
 
     def shut(self) -> None:
         """Take no more calls."""
+        if self.pid != os.getpid():  # a thread that this forked child has not may hold the lock
+            self._shut = True
+            return
         with self._changed:
             self._shut = True
 
@@ -167,6 +179,10 @@ class _Calls:
         self.shut()
         if self.pid != os.getpid() or self._engine is None:
             return
+        if self._engine.is_own_thread() and not self._have_ended_within(0):
+            raise RuntimeError(
+                "a callback waits for the calls whose callbacks wait for it: shutdown(wait=False)"
+            )
         try:
             wait_in_slices(self._have_ended_within)
         except KeyboardInterrupt:

@@ -56,7 +56,7 @@ class IdlePool:
     def take(self, kind: PoolKind) -> CallPool:
         """Return a pool, the kept one if it is of that kind; another kind is ended."""
         for other, pool in self._replace():
-            if other == kind and pool._state == library.RUN and not self._reloaded():  # type: ignore[attr-defined]
+            if other == kind and pool._state == library.RUN and not self._reloaded():
                 return pool
             if other.pid == kind.pid:
                 pool.end()
@@ -106,6 +106,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         self._kind: PoolKind | None = None
         self._engine: CallPool | None = None
         self._copies: CallCopies | None = None
+        self._open = False
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return the number of workers for joblib's `n_jobs`; negative ones count from the CPUs down."""
@@ -136,7 +137,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         initializer, initargs = options.get("initializer"), tuple(options.get("initargs", ()))
         threads = self.inner_max_num_threads
         self._kind = PoolKind(os.getpid(), n_jobs, self._method, initializer, initargs, threads)
-        self._engine = _idle.take(self._kind)
+        self._open = True
         return n_jobs
 
     def start_call(self) -> None:
@@ -149,14 +150,16 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
 
     def submit(self, func: Callable[[], Any], callback: Callable[[Any], object] | None = None) -> None:
         """Send a batch of tasks; `callback` is called when it has ended."""
-        if self._engine is None:
+        if not self._open or self._kind is None:
             raise RuntimeError("joblib has ended this call of Parallel already")
 
         def done(*outcome: Any) -> None:
             if callback is not None:
                 callback(outcome)
 
-        try:
+        try:  # not in `configure`: what fails there leaves `Parallel` as one that runs
+            if self._engine is None:
+                self._engine = _idle.take(self._kind)
             self._engine.call(func, (), {}, done, copies=self._copies)
         except Exception as error:  # noqa: BLE001  joblib would take what it has sent for the next call's
             done(False, error)
@@ -170,7 +173,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
 
     def terminate(self) -> None:
         """End a use of the workers, which are kept for the next."""
-        pool, self._engine, self._copies = self._engine, None, None
+        pool, self._engine, self._copies, self._open = self._engine, None, None, False
         if pool is not None and self._kind is not None:
             _idle.keep(self._kind, pool)
         self.reset_batch_stats()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nbparallel.errors import WorkerDiedError
+from nbparallel.errors.questions import class_name, text_of
 from nbparallel.multiprocessing.messages.call_copies import CallCopies
 from nbparallel.multiprocessing.starting.interrupts import SLICE_SECONDS, wait_in_slices
 from nbparallel.multiprocessing.starting.process_state import argument_tuple, concrete_context, watch_end
@@ -212,6 +214,8 @@ class Pool(library.Pool):
     """Of each worker's numeric libraries; None: its share of the CPUs."""
     _owner = "pool"
     """In whose name it speaks of its workers."""
+    _state: str = library.INIT
+    """As the library has it; here for one whose making is interrupted."""
 
     def __init__(
         self,
@@ -239,9 +243,23 @@ class Pool(library.Pool):
             return process
 
         self.Process = start_worker  # type: ignore[method-assign]
-        super().__init__(processes, initializer, initargs, maxtasksperchild, context or concrete_context())
+        try:
+            super().__init__(
+                processes, initializer, initargs, maxtasksperchild, context or concrete_context()
+            )
+        except BaseException:  # an interrupt: nobody else can end what has begun
+            begun = vars(self)
+            for handler in ("_worker_handler", "_task_handler", "_result_handler"):
+                if handler in begun:
+                    begun[handler]._state = library.TERMINATE
+            end_processes(begun.get("_pool", ()), _IDLE_SECONDS)
+            raise
         self._cache.__class__ = _Cache  # type: ignore[attr-defined]
         self._cache.handler = self._worker_handler  # type: ignore[attr-defined]
+
+    def __del__(self, is_finalizing: Any = sys.is_finalizing, warn: Any = library.Pool.__del__) -> None:
+        if not is_finalizing():  # at the program's end the names that it needs may be gone
+            warn(self)
 
     def _setup_queues(self) -> None:
         self._inqueue = self._ctx.SimpleQueue()  # type: ignore[attr-defined]
@@ -321,7 +339,7 @@ class Pool(library.Pool):
         inqueue.stop()  # the library makes room, for which it needs a lock that a dead worker may have
 
     def _check_running(self) -> None:
-        if self._state != library.RUN:  # type: ignore[attr-defined]
+        if self._state != library.RUN:
             raise ValueError(
                 "Pool not running: it was closed or terminated, as the end of its `with` block does; make a "
                 "new one"
@@ -359,9 +377,9 @@ class Pool(library.Pool):
             self._join()
 
     def _join(self) -> None:
-        if self._state == library.RUN:  # type: ignore[attr-defined]
+        if self._state == library.RUN:
             raise ValueError("Pool is still running: call close() or terminate() before join()")
-        if self._state == library.CLOSE:  # type: ignore[attr-defined]
+        if self._state == library.CLOSE:
             _await_end(self._worker_handler)  # type: ignore[attr-defined]  # it replaced the dead until now
             results = self._outqueue._reader
             while running := [worker.sentinel for worker in self._pool if not _has_ended(worker)]:  # type: ignore[attr-defined]
@@ -455,12 +473,22 @@ class CallPool(Pool):
     ) -> None:
         """Call a function in a worker; of what several such calls hold, `copies` has the copies."""
         if self.failed is not None:
-            raise ValueError("the workers cannot begin")
+            raise copy.copy(self.failed)
         self._check_running()
-        task = TaskCall(self, done, name)._job, 0, function, args, kwargs
+        asked = TaskCall(self, done, name)
+        task = asked._job, 0, function, args, kwargs
         waiting: Any = self._taskqueue  # type: ignore[attr-defined]
-        if not waiting.empty() or not self._quick_put.send_now(task):
-            waiting.put((self._one_task(task, copies), None))
+        try:
+            if not waiting.empty() or not self._quick_put.send_now(task):
+                waiting.put((self._one_task(task, copies), None))
+        except BaseException as error:  # an interrupt, or arguments that another thread changes
+            if asked._job in self._cache:  # type: ignore[attr-defined]
+                asked._set(0, (False, error))
+            raise
+
+    def is_own_thread(self) -> bool:
+        """Return whether the thread that calls callbacks asks."""
+        return threading.current_thread() is self._result_handler  # type: ignore[attr-defined]
 
     def _one_task(self, task: Any, copies: CallCopies | None) -> Iterator[Any]:
         self._quick_put.copies = copies  # the thread that asks for the task sends it
@@ -501,7 +529,7 @@ def _begin(failure: Any, initializer: Callable[..., object], *args: Any) -> None
         initializer(*args)
     except BaseException as error:
         logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=True)
-        failure.value = traceback.format_exception_only(error)[-1].strip().encode()[: _FAILURE_BYTES - 1]
+        failure.value = f"{class_name(error)}: {text_of(error)}".encode()[: _FAILURE_BYTES - 1]
         raise SystemExit(1) from None
 
 
@@ -527,5 +555,5 @@ def _has_ended(worker: Any) -> bool:
 
 def _settle(pool: weakref.ref[Pool], process: Any) -> None:
     living = pool()
-    if living is not None and living._state != library.TERMINATE:  # type: ignore[attr-defined]
+    if living is not None and living._state != library.TERMINATE:
         living._casualties.settle(living, process)

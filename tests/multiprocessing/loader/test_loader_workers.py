@@ -159,9 +159,10 @@ def test_a_dead_worker_is_named(tmp_path: Path, method: str) -> None:
             assert time.monotonic() - began < 10 and seen == list(range(len(seen))) and len(seen) <= 9
         made = loader()
         assert len(list(made)) == 8
-        for guest in household.report().guests:
-            os.kill(guest.pid, signal.SIGKILL)
-        wait_until(lambda: not household.report().guests)
+        killed_ones = {guest.pid for guest in household.report().guests}
+        for pid in killed_ones:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not killed_ones & {guest.pid for guest in household.report().guests})
         assert len(list(made)) == 8
         del made, batch
         """,
@@ -241,6 +242,44 @@ def test_streams_are_read_once(tmp_path: Path, method: str) -> None:
         for epoch in epochs(True, 3):
             assert sorted(n for batch, _ in epoch for n in batch) == list(range(23))
             assert [batch for batch, _ in epoch][:3] == [[0, 3], [1, 4], [2, 5]]
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_a_stream_whose_first_sample_raises_is_read_whole(tmp_path: Path, method: str) -> None:
+    """That the dataset has asked which worker it is counts, though its first sample is an error."""
+    run(
+        """
+        class Part:
+            def __init__(self, worker):
+                self.worker, self.at = worker, 0
+            def __iter__(self):
+                return self
+            def __next__(self):
+                self.at += 1
+                if (self.worker, self.at) == (0, 1):
+                    raise OSError("bad record")
+                if self.at > 4:
+                    raise StopIteration
+                return 100 * self.worker + self.at
+
+        class Stream:
+            def __iter__(self):
+                return Part(mp.get_worker_info().id)
+
+        made = mp.DataLoader(Stream(), None, num_workers=2, start_method=METHOD)
+        batches, found = iter(made), []
+        while True:
+            try:
+                found.append(next(batches))
+            except OSError:
+                continue
+            except StopIteration:
+                break
+        assert sorted(found) == [2, 3, 4, 101, 102, 103, 104], found
+        del batches, made
         """,
         tmp_path,
         method,

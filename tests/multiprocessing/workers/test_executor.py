@@ -64,6 +64,89 @@ def test_a_call_of_a_callback_goes_to_its_own_executor(tmp_path: Path, method: s
     )
 
 
+def test_what_cannot_be_sent_costs_its_call(tmp_path: Path, method: str) -> None:
+    """Also what raises while another call's result is awaited, and an interrupt while it is pickled."""
+    run_program(
+        """
+        class Refuses:
+            def __init__(self, error):
+                self.error = error
+            def __reduce__(self):
+                raise self.error
+
+        class Interrupts:
+            def __reduce__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+                return list, ()
+
+        with mp.Executor(1, ctx) as executor:
+            first, second = executor.submit(time.sleep, 0.3), executor.submit(abs, -2)
+            third, fourth = executor.submit(len, Refuses(RuntimeError("changed"))), executor.submit(abs, -4)
+            assert (first.result(30), second.result(30), fourth.result(30)) == (None, 2, 4)
+            assert "changed" in str(third.exception(30))
+            try:
+                executor.submit(len, Interrupts()).result(30)
+            except KeyboardInterrupt:
+                pass
+            assert executor.submit(abs, -5).result(30) == 5
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_a_callback_cannot_wait_for_the_others(tmp_path: Path, method: str) -> None:
+    """`shutdown` in a callback raises, as the library's does, where calls are left."""
+    run_program(
+        """
+        raised = []
+
+        def end(_):
+            try:
+                executor.shutdown()
+            except RuntimeError as error:
+                raised.append(str(error))
+
+        executor = mp.Executor(1, ctx)
+        first, second = executor.submit(time.sleep, 0.3), executor.submit(time.sleep, 0.3)
+        first.add_done_callback(end)
+        second.result(30)
+        executor.shutdown()
+        assert "wait=False" in raised[0]
+        """,
+        tmp_path,
+        method,
+    )
+
+
+def test_a_child_that_is_forked_while_a_call_is_sent(tmp_path: Path) -> None:
+    """It ends: it does not wait for a lock of a thread that it has not."""
+    run_program(
+        """
+        import threading
+        sending = threading.Event()
+
+        class Slow:
+            def __reduce__(self):
+                sending.set()
+                time.sleep(1)
+                return int, ()
+
+        with mp.Executor(1, ctx) as executor:
+            calls = [executor.submit(time.sleep, 0.2), executor.submit(abs, 1), executor.submit(abs, Slow())]
+            assert sending.wait(30)
+            child = ctx.Process(target=executor.shutdown)
+            child.start()
+            child.join(20)
+            assert child.exitcode == 0, child.exitcode
+            assert calls[-1].result(30) == 0
+        """,
+        tmp_path,
+        "fork",
+    )
+
+
 @pytest.mark.slow
 def test_exceptions_of_calls(tmp_path: Path, method: str) -> None:
     """A call's exception keeps its type, with the worker's traceback; what cannot travel fails alone."""
