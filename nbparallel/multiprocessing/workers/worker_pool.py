@@ -247,7 +247,7 @@ class Pool(library.Pool):
             super().__init__(
                 processes, initializer, initargs, maxtasksperchild, context or concrete_context()
             )
-        except BaseException:  # an interrupt: nobody else can end what has begun
+        except BaseException:  # an interrupt: what has begun has no other end
             begun = vars(self)
             for handler in ("_worker_handler", "_task_handler", "_result_handler"):
                 if handler in begun:
