@@ -115,7 +115,7 @@ class Communicator(
         self._across: HostOperations | None = None
         self._door: HostDoor | None = None
         self._tickets = Tickets()
-        self.observers = Observers(self)
+        self.observers: Observers = Observers(self)
         self._tracer: OperationTracer | None = None
         self._on_operation: OnOperation | None = None
         self.forgotten: list[str] = []

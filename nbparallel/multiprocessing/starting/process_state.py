@@ -120,7 +120,7 @@ class ValueProcess(library.BaseProcess):
             ended(self)
 
     def _bootstrap(self, parent_sentinel: Any = None) -> int:
-        self.run = partial(run_with_cells_named, self.name, self.run)  # type: ignore[method-assign]
+        vars(self)["run"] = partial(run_with_cells_named, self.name, self.run)
         code: int = super()._bootstrap(parent_sentinel)  # type: ignore[misc]  # typeshed leaves it out
         return code
 
