@@ -167,6 +167,8 @@ def test_a_full_disk_is_told_and_stops_nobody(
 
 def test_what_a_killed_kernel_left_is_removed(tmp_path: Path) -> None:
     """Folders that no process has locked go; those of the living, those that are not ours and links stay."""
+    if reason := locked_names.unseen_reason(str(tmp_path)):  # such as in a chroot
+        pytest.skip(f"{tmp_path}: {reason}, so nothing is removed there")
     made = {}
     for name in ("dead", "living", "nobody"):
         made[name] = tmp_path / f"{log_folder.PREFIX}{name}"
@@ -187,6 +189,8 @@ def test_what_a_killed_kernel_left_is_removed(tmp_path: Path) -> None:
 def test_loading_looks_for_what_killed_kernels_left(logs: LogFolder, shell: InteractiveShell) -> None:
     """`%load_ext` starts the look, without waiting for it, only where there is something."""
     folder = Path(logs.new_log()).parent
+    if reason := locked_names.unseen_reason(str(folder)):
+        pytest.skip(f"{folder}: {reason}, so nothing is removed there")
     (folder / ".lock").unlink()
     (folder / ".lock").touch()  # nobody has this one locked
     nbparallel_magics.load(shell)

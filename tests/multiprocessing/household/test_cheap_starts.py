@@ -107,8 +107,16 @@ def test_a_fork_with_nothing_to_inherit(tmp_path: Path) -> None:
         """
         from nbparallel.channel import SegmentClient
 
-        told, fork_done = [], SegmentClient.fork_done
-        SegmentClient.fork_done = lambda *args: (told.append(args), fork_done(*args))
+        from nbparallel.wire.parcels import ForkDone
+
+        told, send = [], SegmentClient.send
+
+        def counted(client, message, fd=None):
+            if isinstance(message, ForkDone):
+                told.append(message)
+            send(client, message, fd)
+
+        SegmentClient.send = counted
 
         def start(*args):
             process = ctx.Process(target=lambda *args: None, args=args)
