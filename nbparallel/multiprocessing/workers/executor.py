@@ -123,9 +123,8 @@ class _Calls:
                 self._given.add(future)
                 self._engine.call(*call, partial(self._settle, future), copies=copies)
             except BaseException as error:
-                if future in self._given:  # else the pool had it, and has given it up
-                    self._given.discard(future)
-                    future.set_exception(error)
+                self._given.discard(future)
+                future.set_exception(error)
                 if not isinstance(error, Exception):  # an interrupt of the thread that submits
                     raise
         if not self._given and not self._waiting:
@@ -180,9 +179,7 @@ class _Calls:
         if self.pid != os.getpid() or self._engine is None:
             return
         if self._engine.is_own_thread() and not self._have_ended_within(0):
-            raise RuntimeError(
-                "a callback waits for the calls whose callbacks wait for it: shutdown(wait=False)"
-            )
+            raise RuntimeError("a callback cannot wait for the other calls: write shutdown(wait=False)")
         try:
             wait_in_slices(self._have_ended_within)
         except KeyboardInterrupt:

@@ -481,9 +481,8 @@ class CallPool(Pool):
         try:
             if not waiting.empty() or not self._quick_put.send_now(task):
                 waiting.put((self._one_task(task, copies), None))
-        except BaseException as error:  # an interrupt, or arguments that another thread changes
-            if asked._job in self._cache:  # type: ignore[attr-defined]
-                asked._set(0, (False, error))
+        except BaseException:  # an interrupt, or arguments that another thread changes
+            self._cache.pop(asked._job, None)  # type: ignore[attr-defined]
             raise
 
     def is_own_thread(self) -> bool:

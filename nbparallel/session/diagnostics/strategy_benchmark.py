@@ -102,7 +102,7 @@ def strategy_bench(
     sizes : sequence of int
         Bytes of an array, multiples of eight.
     seconds : float
-        About how long it may take: sizes that would take longer are left out, and listed.
+        About how long it may take: sizes whose turn comes later are left out, and listed.
 
     Raises
     ------
