@@ -7,6 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 PYTEST := $(BIN)/python -m pytest
 REPEAT ?= 50
 PINS   ?= -r requirements/test.txt
+TORCH_PINS ?= -c requirements/test.txt -r requirements/torch.txt
 WORKERS ?= 2
 ARGS   ?=
 SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
@@ -119,7 +120,7 @@ $(VENV)/lab-tests: requirements/lab-tests.txt $(VENV)/lab
 	@touch $@
 
 $(VENV)/torch: requirements/torch.txt $(VENV)/ready
-	@$(PIP) install -c requirements/test.txt -r requirements/torch.txt
+	@$(PIP) install $(TORCH_PINS)
 	@touch $@
 
 $(VENV)/dask: requirements/dask.txt $(VENV)/distributed-2024.1/ready $(VENV)/ready
