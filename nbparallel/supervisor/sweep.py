@@ -143,48 +143,19 @@ def steps(
     Parameters
     ----------
     places : iterable of path, optional
-        Directories to look at, and those that pointers there name; by default the usual ones.
+        Directories to look at; by default the usual ones.
     remove : callable, optional
         Called with a path and the bytes behind it; its `OSError` leaves the name there.  None: only look.
     """
-    waiting = list(locked_names.usual_places() if places is None else places)
-    seen: set[tuple[int, int]] = set()
-    pointers: list[tuple[str, str]] = []
-    while waiting:
-        directory = waiting.pop(0)
+    for directory in locked_names.usual_places() if places is None else places:
         try:
-            status = os.stat(directory)
-            names = sorted(_ours_in(directory))
+            names = sorted(name for name in os.listdir(directory) if name.startswith(NAME_PREFIX))
         except OSError:
             continue
-        if (status.st_dev, status.st_ino) in seen:
-            continue
-        seen.add((status.st_dev, status.st_ino))
         yield None
         unseen = locked_names.unseen_reason(directory)
         for name in names:
-            path = os.path.join(directory, name)
-            if not locked_names.is_pointer(name):
-                yield _deal_with(path, unseen, remove=remove)
-            elif target := locked_names.read_pointer(path):
-                pointers.append((path, target))
-                waiting.append(target)
-    for path, target in pointers:
-        if remove and not _leads_to_names(path, target):
-            locked_names.remove_stale(path)
-        yield None
-
-
-def _ours_in(directory: str) -> list[str]:
-    return [name for name in os.listdir(directory) if name.startswith(NAME_PREFIX)]
-
-
-def _leads_to_names(pointer: str, directory: str) -> bool:
-    stem = locked_names.stem_of(os.path.basename(pointer))
-    try:
-        return any(name.startswith(f"{stem}_") for name in _ours_in(directory))
-    except OSError:
-        return False  # it was removed with all that was in it
+            yield _deal_with(os.path.join(directory, name), unseen, remove=remove)
 
 
 def _deal_with(path: str, unseen: str, *, remove: Remove | None) -> StaleName | None:

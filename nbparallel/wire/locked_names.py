@@ -13,8 +13,8 @@ Some facts (flock(2), and Linux since 2.6.12 for nfs):
   an unlocked name proves nothing.  In overlayfs, ext4, btrfs, xfs and tmpfs all processes see them;
 * between ``open`` and ``flock`` a sweep may be quicker: then the new file has no name, and another is drawn.
 
-Names in a directory that no sweep knows leave a *pointer* to it in a directory that every sweep reads: a
-locked file, too, 0600, which holds the directory's path.
+A sweep looks in a few usual directories: what a killed notebook leaves in another one, which its user has
+chosen, stays there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import errno
 import fcntl
 import os
 import re
-import zlib
 from functools import lru_cache
 
 from nbparallel.wire.segments import NAME_PREFIX
@@ -36,9 +35,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz234567"
 """Digits of numbers in names."""
 PID_LETTERS = 5
 """A pid has 22 bits (proc(5), pid_max)."""
-_NAME = re.compile(rf"({NAME_PREFIX}([a-z2-7]{{{PID_LETTERS}}})_[a-z2-7]{{5}})_[a-z2-7]+")
-_POINTER = re.compile(rf"({NAME_PREFIX}[a-z2-7]{{{PID_LETTERS}}}_[a-z2-7]{{5}})\.at[0-9a-f]{{8}}")
-_LONGEST_PATH = 4096
+_NAME = re.compile(rf"{NAME_PREFIX}([a-z2-7]{{{PID_LETTERS}}})_[a-z2-7]{{5}}_[a-z2-7]+")
 _SEEN_BY_ALL = frozenset(
     {"tmpfs", "ramfs", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "bcachefs", "overlay"}
 )
@@ -62,18 +59,7 @@ def notebook_of(name: str) -> int:
     (1234, 0)
     """
     found = _NAME.fullmatch(name)
-    return 0 if found is None else sum(LETTERS.index(letter) << 5 * i for i, letter in enumerate(found[2]))
-
-
-def stem_of(name: str) -> str:
-    """Return what a segment's file name, or a pointer's, begins with; empty if it is none of ours."""
-    found = _NAME.fullmatch(name) or _POINTER.fullmatch(name)
-    return "" if found is None else found[1]
-
-
-def is_pointer(name: str) -> bool:
-    """Return whether a file name is one of a pointer."""
-    return _POINTER.fullmatch(name) is not None
+    return 0 if found is None else sum(LETTERS.index(letter) << 5 * i for i, letter in enumerate(found[1]))
 
 
 def hold(fd: int) -> bool:
@@ -109,20 +95,6 @@ def seize(path: str) -> int:
     return fd
 
 
-def remove_stale(path: str) -> None:
-    """Remove a file of ours that no process has locked; nothing if there is none."""
-    try:
-        fd = seize(path)
-    except OSError:
-        return
-    try:
-        os.unlink(path)
-    except OSError:
-        pass  # a directory that became read-only: it stays
-    finally:
-        os.close(fd)
-
-
 def unseen_reason(directory: str) -> str:
     """Return why an unlocked file there may be in use all the same; empty if it cannot."""
     kind = file_system_of(directory)
@@ -131,63 +103,9 @@ def unseen_reason(directory: str) -> str:
 
 def usual_places() -> tuple[str, ...]:
     """Return the directories in which every sweep looks for stale names."""
-    return _places(_temporary())
-
-
-def _temporary() -> str:
-    return next((os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)), "/tmp")
-
-
-@lru_cache(maxsize=4)
-def _places(temporary: str) -> tuple[str, ...]:
-    places = [os.path.realpath(path) for path in (SHARED_MEMORY, ON_DISK, temporary)]
+    variables = (os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name))
+    places = map(os.path.realpath, (SHARED_MEMORY, ON_DISK, next(variables, "/tmp")))
     return tuple(dict.fromkeys(path for path in places if os.path.isdir(path)))
-
-
-def pointer_path(path: str) -> str:
-    """Return where the pointer to a name's directory lies; empty if none is needed or possible."""
-    directory, name = os.path.split(path)
-    return _pointer(directory, stem_of(name), _temporary())
-
-
-@lru_cache(maxsize=64)
-def _pointer(directory: str, names: str, temporary: str) -> str:
-    places = _places(temporary)
-    if not names or os.path.realpath(directory) in places:
-        return ""
-    usable = [place for place in places if os.access(place, os.W_OK | os.X_OK)]
-    chosen = ON_DISK if ON_DISK in usable else next(iter(usable), "")
-    return os.path.join(chosen, f"{names}.at{zlib.crc32(os.fsencode(directory)):08x}") if chosen else ""
-
-
-def make_pointer(pointer: str, directory: str) -> int:
-    """Make a pointer and return its descriptor, which holds its lock; -1 if it cannot be made."""
-    try:
-        fd = os.open(pointer, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return -1  # names are still removed by all but a sweep
-    try:
-        hold(fd)
-        os.write(fd, os.fsencode(directory))
-    except OSError:
-        pass  # a full disk
-    return fd
-
-
-def read_pointer(path: str) -> str:
-    """Return the directory that a pointer of this user's leads to; empty if it leads to none."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        own = os.fstat(fd).st_uid == os.geteuid()
-        directory = os.fsdecode(os.read(fd, _LONGEST_PATH)) if own else ""
-    except OSError:
-        return ""  # a folder
-    finally:
-        os.close(fd)
-    return directory if os.path.isabs(directory) else ""
 
 
 def file_system_of(path: str) -> str:

@@ -207,29 +207,6 @@ def test_f72_a_thousand_names_of_many_owners(tmp_path: Path) -> None:
     assert report.sentence.endswith("of a session that ended without cleaning up")
 
 
-def test_f72_a_directory_that_only_a_pointer_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names in a directory of the user's choice are found through the pointer, which goes with them."""
-    usual, chosen, empty = (tmp_path / name for name in ("usual", "chosen", "empty"))
-    for folder in (usual, chosen, empty):
-        folder.mkdir()
-    monkeypatch.setattr(locked_names, "usual_places", lambda: (str(usual),))
-    pointers = {number: usual / f"{locked_names.stem(4242, number)}.at01234567" for number in (1, 2)}
-    for number, pointer in pointers.items():
-        fd = locked_names.make_pointer(str(pointer), str(chosen))
-        leave(chosen, 2, number, living=number == 2)
-        if number == 1:
-            os.close(fd)
-        else:
-            living = fd
-    report = sweep()
-    assert len(report.removed) == 2
-    assert len(left_in(chosen)) == 2
-    assert left_in(usual) == {pointers[2].name}, "the living one's stays"
-    mode = pointers[2].lstat().st_mode & 0o777
-    assert mode == 0o600, "the user's directories are nobody else's business"
-    os.close(living)
-
-
 def test_two_sweeps_and_a_session_that_begins(tmp_path: Path) -> None:
     """Each stale name is removed, and told, once; no name of a living process is touched meanwhile."""
     doomed = {str(path) for number in range(40) for path in leave(tmp_path, 25, number)}

@@ -25,12 +25,7 @@ class OwnedNames:
     """
 
     def __init__(self) -> None:
-        self._paths: dict[str, str] = {}
-        """Name -> the pointer to its directory; empty: it needs none."""
-        self._named: dict[str, set[str]] = {}
-        """Pointer -> the names in the directory that it leads to."""
-        self._locks: dict[str, int] = {}
-        """Pointer -> the descriptor that holds its lock; -1: it could not be made."""
+        self._paths: set[str] = set()
         self._stem = ""
         self._serials = itertools.count(1)
         self._notebook = 0
@@ -59,36 +54,18 @@ class OwnedNames:
 
     def claim(self, path: str) -> None:
         """Record a name that is about to be made: it is removed at exit."""
-        pointer = self._paths[path] = locked_names.pointer_path(path)
-        if pointer:
-            self._named.setdefault(pointer, set()).add(path)
-            self._point(pointer, os.path.dirname(path))
-
-    def _point(self, pointer: str, directory: str) -> None:
-        if pointer not in self._locks:
-            self._locks[pointer] = locked_names.make_pointer(pointer, directory)
+        self._paths.add(path)
 
     def disclaim(self, path: str) -> None:
         """Leave a name alone from now on: it belongs to another program, or was never made (idempotent)."""
-        pointer = self._paths.pop(path, "")
-        names = self._named.get(pointer)
-        if names is None:
-            return
-        names.discard(path)
-        if not names and self._unlock(pointer):
-            _unlink(pointer)
-            if names:  # another thread has made a name in between
-                self._point(pointer, os.path.dirname(path))
-
-    def _unlock(self, pointer: str) -> bool:
-        fd = self._locks.pop(pointer, -1)
-        if fd >= 0:
-            os.close(fd)
-        return fd >= 0
+        self._paths.discard(path)
 
     def remove(self, path: str) -> None:
         """Remove a name and its claim (idempotent); the name need not exist."""
-        _unlink(path)
+        try:
+            os.unlink(path)
+        except OSError:
+            pass  # the supervisor or another program was quicker, or the directory was removed with it
         self.disclaim(path)
 
     def remove_all(self) -> None:
@@ -100,16 +77,6 @@ class OwnedNames:
         """Leave all names to the parent of a forked child, and draw none that could equal one of them."""
         self._paths.clear()
         self._stem, self._notebook = "", 0
-        self._named.clear()
-        for pointer in [*self._locks]:
-            self._unlock(pointer)
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except OSError:
-        pass  # the supervisor or another program was quicker, or the directory was removed with it
 
 
 process_names = OwnedNames()

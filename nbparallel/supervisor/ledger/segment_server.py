@@ -32,7 +32,6 @@ from nbparallel.wire.segments import (
     MESSAGES,
     Fetched,
     FramePayload,
-    Intend,
     Lost,
     LostReason,
     Register,
@@ -86,8 +85,6 @@ class SegmentServer:
         self._inodes: dict[int, tuple[int, int]] = {}
         """Device and inode of segments whose descriptor was not kept."""
         self.max_descriptors = max_descriptors
-        self._pointers: set[str] = set()
-        """Where pointers to directories with names may lie; a living client has its own locked."""
         self._kept = 0
         """How often `hold_all_of` was called."""
 
@@ -185,8 +182,6 @@ class SegmentServer:
             if unpack is None:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on a segment socket")
             message = unpack(frame.payload)
-            if isinstance(message, Intend) and (pointer := locked_names.pointer_path(message.path)):
-                self._pointers.add(pointer)
             if isinstance(message, Register):
                 _check_memory(frame.fds[0], message.nbytes)
             return self._perform(self._ledger.step(client, message, frame.sequence), frame)
@@ -202,9 +197,6 @@ class SegmentServer:
         """Remove every name and close every descriptor: the session is over (idempotent)."""
         for path in self.names:
             _unlink(path)
-        for pointer in self._pointers:  # last: until then a sweep may need them
-            locked_names.remove_stale(pointer)
-        self._pointers.clear()
         self._ledger = Ledger()
         while self._fds:
             os.close(self._fds.popitem()[1])
