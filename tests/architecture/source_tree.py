@@ -252,4 +252,7 @@ def _print_figures(tree: SourceTree) -> None:
 
 
 if __name__ == "__main__":
+    from tests.architecture.walks import print_walks
+
     _print_figures(SourceTree(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT))
+    print_walks()
