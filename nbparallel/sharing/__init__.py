@@ -2,11 +2,10 @@
 
 from nbparallel.sharing.arrays import empty, full, is_shared, ones, segments, share, zeros
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.current import begin_in_session, current_store, set_current_store
 from nbparallel.sharing.file_arrays import from_file
 from nbparallel.sharing.lifecycle.segment import Location, SegmentStatistics
 from nbparallel.sharing.memory.mapping import Access, Mapping
-from nbparallel.sharing.store import Store
+from nbparallel.sharing.store import Store, begin_in_session, current_store, set_current_store
 from nbparallel.sharing.strategies.registry import (
     SharingStrategies,
     get_all_sharing_strategies,

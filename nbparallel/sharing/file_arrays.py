@@ -16,14 +16,12 @@ import numpy.typing as npt
 from numpy.lib import format as npy_format
 
 from nbparallel.errors import NbParallelError, ObjectArrayError, StrategyUnavailableError
-from nbparallel.sharing.current import current_store
 from nbparallel.sharing.memory.array_layout import Shape, describe_dtype, sizes_of
 from nbparallel.sharing.memory.mapping import Access
-from nbparallel.sharing.store import AnyArray
-from nbparallel.sharing.strategies.directory import SegmentDirectory
+from nbparallel.sharing.store import AnyArray, current_store
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy, network_reason
 from nbparallel.sharing.strategies.owned_names import process_names
-from nbparallel.sharing.strategies.page_allocation import explained, fill
+from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, explained, fill
 from nbparallel.sharing.strategies.strategy import SegmentSource
 from nbparallel.wire.locked_names import hold
 

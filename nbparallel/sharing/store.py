@@ -2,28 +2,95 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import InvalidHandleError
+from nbparallel.errors import ForkedRankError, InvalidHandleError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle.allocator import Allocator
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
 from nbparallel.sharing.lifecycle.segment import Block, Inherited, Location, Segment, SegmentStatistics
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
-from nbparallel.sharing.locking import forked_error, locked
 from nbparallel.sharing.memory import array_layout
 from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe_dtype, sizes_of
 from nbparallel.sharing.memory.mapping import Access, Content, Root, write_content
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import SegmentSource, Strategy
 from nbparallel.wire.handles import ArrayHandle
+
+# Locking: how every operation of a store begins and ends.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Repairable(Protocol):
+    """State that an interrupted operation may leave inconsistent."""
+
+    doubtful: bool
+    """Whether an operation was interrupted since the last `repair`."""
+
+    def repair(self) -> None:
+        """Complete what interrupted operations left undone."""
+
+
+class Lockable(Protocol):
+    """What `locked` needs of the object whose methods it wraps."""
+
+    _depth: int
+    """How many operations are under way, one within another."""
+
+    @property
+    def _pid(self) -> int: ...
+
+    @property
+    def _lock(self) -> AbstractContextManager[bool]: ...
+
+    @property
+    def _table(self) -> Repairable: ...
+
+
+L = TypeVar("L", bound=Lockable)
+
+
+def forked_error(owner: int) -> ForkedRankError:
+    """Return the error of a child that was forked from process `owner`."""
+    return ForkedRankError(
+        f"this process ({os.getpid()}) was forked from {owner}, which alone may share arrays; "
+        "arrays that exist can be read here, results go back through a pipe or a file"
+    )
+
+
+def locked(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
+    """Refuse forked children, hold the lock, and repair what an interrupt left undone before."""
+
+    @functools.wraps(method)
+    def wrapper(self: L, /, *args: P.args, **keywords: P.kwargs) -> R:
+        if os.getpid() != self._pid:
+            raise forked_error(self._pid)
+        with self._lock:
+            # Not within another operation (a user's __del__ may call us there): it is half done.
+            if self._table.doubtful and not self._depth:
+                self._table.repair()
+            self._depth += 1
+            try:
+                return method(self, *args, **keywords)
+            except BaseException:
+                self._table.doubtful = True
+                raise
+            finally:
+                self._depth -= 1
+
+    return wrapper
+
 
 AnyArray = npt.NDArray[Any]
 Order = Literal["C", "F"]
@@ -400,3 +467,51 @@ class Store:
         """Raise `ForkedRankError` in a forked child of the process that made this store."""
         if os.getpid() != self._pid:
             raise forked_error(self._pid)
+
+
+# The current store: that of this process.
+
+_current: dict[str, Store] = {}
+_session: dict[str, tuple[int, SegmentBroker]] = {}
+"""What `begin_in_session` was given, and the process that called it."""
+
+
+def current_store() -> Store:
+    """Return this process's store, made on first use.
+
+    Raises
+    ------
+    ForkedRankError
+        This process was forked from the one that made it.
+    """
+    store = _current.get("store")
+    if store is None:
+        # `setdefault` is atomic: no lock that a fork could leave locked.
+        store = _current.setdefault("store", _new_store())
+    store.check_pid()
+    return store
+
+
+def set_current_store(store: Store) -> None:
+    """Make `store` the one that `current_store` returns; a rank does so when it starts."""
+    _current["store"] = store
+
+
+def begin_in_session(broker: SegmentBroker) -> None:
+    """Have `current_store` return a store of the broker's session, made on first use.
+
+    Many a process that another one starts shares no array, and a store is a tenth of its start.
+    """
+    _session["begun"] = os.getpid(), broker
+    _current.pop("store", None)  # its parent's, if this process was forked
+
+
+def _new_store() -> Store:
+    if not _session:
+        return Store()
+    owner, broker = _session["begun"]
+    if os.getpid() != owner:
+        raise forked_error(owner)
+    store = Store(broker.client)
+    store.connect(broker)
+    return store

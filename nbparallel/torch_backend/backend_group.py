@@ -23,8 +23,8 @@ from nbparallel.distributed import Communicator, Group
 from nbparallel.distributed.arguments import overlapping_pair, rows_of
 from nbparallel.distributed.work import Work as Operation
 from nbparallel.errors import StaleWorkError
+from nbparallel.sharing.tensors import AnyArray
 from nbparallel.sharing.tensors import array_of as as_array
-from nbparallel.sharing.tensors.bits import AnyArray
 from nbparallel.torch_backend.call_forms import one_tensor
 from nbparallel.torch_backend.filled_tensors import (
     broadcast_operand,

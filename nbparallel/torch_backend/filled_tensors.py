@@ -8,8 +8,7 @@ import numpy as np
 
 from nbparallel.distributed.runtime.shared_arrays import is_mapped_read_only
 from nbparallel.errors import LET_WRITE, ReadOnlyArrayError
-from nbparallel.sharing.tensors import array_of, tensor_of
-from nbparallel.sharing.tensors.bits import AnyArray
+from nbparallel.sharing.tensors import AnyArray, array_of, tensor_of
 
 # Tensors whose elements lie in one place (`Tensor.expand`): the gradient of a sum is one of them.
 #

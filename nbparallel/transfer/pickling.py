@@ -21,7 +21,7 @@ import numpy as np
 from cloudpickle import cloudpickle
 
 from nbparallel.errors import NbParallelError, UnpicklableError, with_article
-from nbparallel.sharing.memory.file_mapping import VIEWS, Files, FileView, view_of_file
+from nbparallel.sharing.memory.mapping import VIEWS, Files, FileView, view_of_file
 from nbparallel.transfer import cell_sources, definitions
 from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.code_names import function_names

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbparallel.errors import NbParallelError, UnpicklableError
-from nbparallel.sharing.memory.file_mapping import Files
+from nbparallel.sharing.memory.mapping import Files
 from nbparallel.transfer.pickle_format import ArrayStore, is_plain
 from nbparallel.transfer.pickling import serialise
 from nbparallel.transfer.unpickling import own_globals, unpickle

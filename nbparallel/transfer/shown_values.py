@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.sharing.store import Store
-from nbparallel.sharing.tensors.bits import bits_name, shown_dtype
-from nbparallel.sharing.tensors.conversion import array_of, is_tensor, tensor_of
+from nbparallel.sharing.tensors import array_of, bits_name, is_tensor, shown_dtype, tensor_of
 from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.inspection import Number, ShownBlock, ShownValue
 

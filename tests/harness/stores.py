@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from nbparallel.channel.segment_client import SegmentClient
-from nbparallel.sharing import SegmentBroker, SegmentSource, Store, current, current_store
+from nbparallel.sharing import SegmentBroker, SegmentSource, Store, current_store, store
 
 
 class StoreUsage(NamedTuple):
@@ -69,7 +69,7 @@ def mark_interrupted(store: Store) -> None:
 
 def has_store() -> bool:
     """Return whether this process has made its store."""
-    return bool(current._current)
+    return bool(store._current)
 
 
 def locked_store(store: Store) -> AbstractContextManager[bool]:

@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
+from nbparallel.sharing.arrays import SHOWN, SegmentList
 from nbparallel.sharing.lifecycle.segment import SegmentStatistics
-from nbparallel.sharing.segment_list import SHOWN, SegmentList
 
 
 def record(serial, nbytes=4096, *, phase="live", own=True, writable=False):

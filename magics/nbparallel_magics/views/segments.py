@@ -70,7 +70,7 @@ class SegmentsView(TableView):
         return found
 
     def _foot(self) -> list[str]:
-        from nbparallel.sharing.segment_list import kept_text
+        from nbparallel.sharing.arrays import kept_text
 
         seen = self.statistics
         lines = []
@@ -88,7 +88,7 @@ class SegmentsView(TableView):
 
 def total(seen: SessionStatistics) -> str:
     """Return how much is shared, in how many segments."""
-    from nbparallel.sharing.segment_list import segments_text
+    from nbparallel.sharing.arrays import segments_text
 
     return f"{size_text(seen.shared_nbytes)} in {segments_text(seen.shared_segments)}"
 

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import ForkedRankError, InternalError, ReadOnlyArrayError
-from nbparallel.sharing.current import current_store
 from nbparallel.sharing.lifecycle.segment import Location
-from nbparallel.sharing.store import Store
+from nbparallel.sharing.store import Store, current_store
 from nbparallel.sharing.tensors import as_array, is_tensor, tensor_of
 from nbparallel.wire.handles import ArrayHandle
 

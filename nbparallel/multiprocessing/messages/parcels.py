@@ -136,7 +136,7 @@ class _Packing:
         copies: CallCopies | None = None,
         task: bool = False,
     ) -> None:
-        from nbparallel.sharing.memory.file_mapping import Files
+        from nbparallel.sharing.memory.mapping import Files
         from nbparallel.transfer.unpickling import own_globals
 
         self.member = member

@@ -29,15 +29,15 @@ from nbparallel.session.names.free_names import FreeNames, find_free_names, is_i
 from nbparallel.session.names.share_arrays import check_shareable, is_array, memmap_notes, move_arrays
 from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
 from nbparallel.sharing import SegmentBroker, Store
-from nbparallel.sharing.shared_tensors import (
+from nbparallel.sharing.strategies import registry
+from nbparallel.sharing.tensor_storage import (
     are_writable,
     check_movable,
     holds_tensors,
+    is_dense,
     move_tensors,
     tensors_in,
 )
-from nbparallel.sharing.strategies import registry
-from nbparallel.sharing.tensor_storage import is_dense
 from nbparallel.sharing.tensors import is_tensor
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.transfer.pickling import Serialised

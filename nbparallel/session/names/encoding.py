@@ -19,7 +19,7 @@ import numpy.typing as npt
 from nbparallel import sharing
 from nbparallel.errors import UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store
-from nbparallel.sharing.memory.file_mapping import Files
+from nbparallel.sharing.memory.mapping import Files
 from nbparallel.transfer import pickling
 from nbparallel.transfer.definitions import find_modules
 from nbparallel.transfer.pickle_format import ArrayStore, Pickled

@@ -26,7 +26,7 @@ from nbparallel.errors import (
     resembling,
 )
 from nbparallel.session.names.free_names import is_ipythons, is_ipythons_function
-from nbparallel.sharing.shared_tensors import holds_tensors
+from nbparallel.sharing.tensor_storage import holds_tensors
 from nbparallel.wire.units import size_text
 
 AnyArray: TypeAlias = npt.NDArray[Any]

@@ -33,7 +33,7 @@ from nbparallel.errors import UnpicklableError
 from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import RemoteValue
-from nbparallel.sharing.memory.process_limits import descriptor_error
+from nbparallel.sharing.memory.memory_limits import descriptor_error
 from nbparallel.transfer.pieces import Pieces, PieceWriter
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import TICKET, ItemRecord

@@ -16,7 +16,7 @@ from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, RankValues, RemoteValue
 from nbparallel.session.tasks.task_run import TaskFactory
-from nbparallel.sharing.memory.file_mapping import Files
+from nbparallel.sharing.memory.mapping import Files
 from nbparallel.wire.messages import CallTask, DrawTask, PullTask, PushTask, Task
 
 

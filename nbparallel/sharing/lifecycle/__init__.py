@@ -4,7 +4,7 @@
 
     maker: Store.share ─ room in an open Region; else Allocator: MemoryPool, or Strategy.create
              │ SegmentTable.add: id, address, root               (OwnSegments: live)
-           Store.handle ─ SegmentTable.register                  (SegmentRegistrar)
+           Store.handle ─ SegmentTable.register                  (OwnSegments)
              │ REGISTER to the session, before the first handle
              ▼ ArrayHandle, in a message
     other: Store.attach ─ SegmentTable.root                      (FetchedSegments)

@@ -6,11 +6,11 @@ import time
 from typing import cast
 
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
-from nbparallel.sharing.lifecycle.region_set import DEDICATED_SHARE
+from nbparallel.sharing.lifecycle.own_segments import DEDICATED_SHARE
 from nbparallel.sharing.lifecycle.segment import Block
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.memory.mapping import Access, Content, Root
-from nbparallel.sharing.memory.process_limits import check_descriptor, check_mappings, descriptor_limit
+from nbparallel.sharing.memory.memory_limits import check_descriptor, check_mappings, descriptor_limit
 from nbparallel.sharing.strategies.strategy import Strategy
 
 PATIENCE_SECONDS = 0.2

@@ -14,8 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 
 from nbparallel.sharing.lifecycle.segment import Block, SegmentStatistics
-from nbparallel.sharing.memory.memory_limits import limits
-from nbparallel.sharing.memory.process_limits import spare
+from nbparallel.sharing.memory.memory_limits import limits, spare
 from nbparallel.wire.system import ReadText, read_text
 
 SHARE = 8

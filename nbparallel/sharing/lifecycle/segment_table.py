@@ -9,21 +9,129 @@ exception passes: the next operation then begins by checking every segment (`Seg
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from nbparallel.errors import LET_WRITE, ChannelClosedError, InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle.address_map import AddressMap, ArrayLocation
-from nbparallel.sharing.lifecycle.fetched_segments import FetchedSegments
-from nbparallel.sharing.lifecycle.mapping_cache import MappingCache
+from nbparallel.sharing.lifecycle.fetched_segments import FetchedSegments, MappingCache
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
-from nbparallel.sharing.lifecycle.own_segments import OwnSegments
-from nbparallel.sharing.lifecycle.region import Region
-from nbparallel.sharing.lifecycle.registration import Sessions
-from nbparallel.sharing.lifecycle.segment import Block, Inherited, Phase, Segment, SegmentStatistics, lost
+from nbparallel.sharing.lifecycle.own_segments import OwnSegments, Sessions
+from nbparallel.sharing.lifecycle.segment import (
+    Block,
+    Inherited,
+    Phase,
+    Region,
+    Segment,
+    SegmentStatistics,
+    lost,
+)
+from nbparallel.sharing.memory.array_layout import extent
 from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, RetryQueue, Root
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import Drop, Fetched, Forget, Intend, Lost, Notice, Release, Unmap, creator_of
+
+# Address map: which mapping an address belongs to.
+
+AnyArray = npt.NDArray[Any]
+_interface_of: Any = np.ndarray.__array_interface__.__get__
+_base_of: Any = np.ndarray.base.__get__
+"""numpy's own, whatever a subclass makes of them: a traced array's base is another traced array."""
+
+
+class ArrayLocation(NamedTuple):
+    """Mapping and bytes of an array in this process."""
+
+    mapping: Mapping
+    """The mapping that holds all of its bytes."""
+    segment: Segment
+    """The segment that is mapped there."""
+    offset: int
+    """Offset in bytes of the element with all indices 0."""
+    start: int
+    """Offset of the first byte."""
+    stop: int
+    """Offset one past the last byte."""
+
+
+class AddressMap:
+    """Living mappings in order of address; not thread-safe, its store locks.
+
+    An array is found by the addresses of its bytes, not by its chain of bases: so one that came through a
+    memoryview, a tensor or `numpy.frombuffer` is found as well.
+    """
+
+    def __init__(self) -> None:
+        # One list of (address, mapping, segment), which is replaced, never changed: an interrupt, a signal
+        # handler, or a user's __del__ that calls us, never sees half of a change, and indices stay valid.
+        # Addresses differ, so that comparing entries never compares the rest.
+        self._entries: list[tuple[int, Mapping, Segment]] = []
+
+    def add(self, mapping: Mapping, segment: Segment) -> None:
+        """Enter a mapping (idempotent)."""
+        while True:
+            entries = self._entries
+            at = bisect_left(entries, (mapping.address,))
+            if at < len(entries) and entries[at][1] is mapping:
+                return
+            changed = [*entries[:at], (mapping.address, mapping, segment), *entries[at:]]
+            if self._entries is entries:  # no other change in between: nothing is called from here on
+                self._entries = changed
+                return
+
+    def remove(self, mapping: Mapping) -> None:
+        """Remove a mapping (idempotent)."""
+        while True:
+            entries = self._entries
+            at = bisect_left(entries, (mapping.address,))
+            if at == len(entries) or entries[at][1] is not mapping:
+                return
+            changed = [*entries[:at], *entries[at + 1 :]]
+            if self._entries is entries:
+                self._entries = changed
+                return
+
+    def find(self, x: object) -> ArrayLocation | None:
+        """Return where `x` is, or None if it is no array or in other memory."""
+        entries = self._entries
+        if not entries or not isinstance(x, np.ndarray):
+            return None
+        if x.size == 0:
+            return self._find_empty(x)
+        # Where nothing of it is written in Python, it takes half as long if that is not in the caches.
+        address: int = _interface_of(x)["data"][0] if x.dtype.names is None else x.ctypes.data
+        at = bisect_left(entries, (address + 1,)) - 1
+        if at < 0:
+            return None
+        start, mapping, segment = entries[at]
+        offset = address - start
+        if offset >= mapping.nbytes:
+            return None
+        low, high = (0, x.nbytes) if x.flags.c_contiguous else extent(x.shape, x.strides, x.itemsize)
+        if offset + low < 0 or offset + high > mapping.nbytes:
+            return None
+        return ArrayLocation(mapping, segment, offset, offset + low, offset + high)
+
+    def _find_empty(self, x: AnyArray) -> ArrayLocation | None:
+        """Find an array without elements: its address may end one mapping and begin the next."""
+        root: Any = x
+        while isinstance(base := _base_of(root), np.ndarray):
+            root = base
+        address: int = x.ctypes.data
+        entries = self._entries
+        at = bisect_left(entries, (address + 1,))
+        for _, mapping, segment in reversed(entries[max(0, at - 2) : at]):
+            offset = address - mapping.address
+            if offset > mapping.nbytes:
+                continue
+            region = segment.region
+            if mapping.living_root() is root or (region is not None and region.holds(root, offset)):
+                return ArrayLocation(mapping, segment, offset, offset, offset)
+        return None
 
 
 class SegmentTable:
@@ -157,7 +265,7 @@ class SegmentTable:
             )
         if location.segment.own:
             changed = not location.segment.writable
-            self.own.registrar.allow_write(location.segment)
+            self.own.allow_write(location.segment)
             return changed
         if location.mapping.access is not Access.WRITE:
             raise ReadOnlyArrayError(
@@ -167,8 +275,9 @@ class SegmentTable:
 
     def register(self, location: ArrayLocation, broker: SegmentBroker | None) -> int:
         """Return the id under which a session knows the segment of an array whose handle is sent."""
-        location.segment.mark_sent(location.offset)
-        return self.own.registrar.register(location.segment, broker)
+        if location.segment.region is not None:
+            location.segment.region.mark_sent(location.offset)
+        return self.own.register(location.segment, broker)
 
     def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> tuple[Root, int]:
         """Return a root with the handle's array, and where it begins in the segment; fetched if needed."""
@@ -250,7 +359,7 @@ class SegmentTable:
                 continue
             if segment.region is not None:
                 segment.region.mark_all_sent()
-            session_id = self.own.registrar.register(segment, broker)
+            session_id = self.own.register(segment, broker)
             if mapping.access is not Access.PRIVATE:
                 inherited.append(Inherited(session_id, segment, mapping))
         return inherited
@@ -276,8 +385,11 @@ class SegmentTable:
         while (lease := self._dead.first()) is not None:
             mapping = lease.mapping
             segment = None if mapping is None else self._by_mapping.get(mapping)
-            if mapping is not None and segment is not None and not segment.outlives(lease, mapping):
-                self._end(segment, mapping)
+            if mapping is not None and segment is not None:
+                if segment.region is not None:
+                    segment.region.vacate(lease)
+                if not segment.used_through(mapping):
+                    self._end(segment, mapping)
             self._dead.finish(lease)
 
     def _end(self, segment: Segment, mapping: Mapping) -> None:
@@ -309,14 +421,15 @@ class SegmentTable:
             self.own.retire(segment)
         else:
             self.fetched.release_segment(segment)
-            if segment.registered:
-                self.own.remove_ids(segment.registered.values())
+            for session_id in segment.registered.values():
+                self.own.by_id.pop(session_id, None)
 
     def repair(self) -> None:
         """Check every segment: an operation was interrupted."""
         for segment in {*self.own.by_id.values(), *self.fetched.all}:
             mappings = [*segment.mappings.values(), *segment.private]
-            segment.repair()
+            if segment.region is not None:
+                segment.region.repair()
             if segment.block is not None and segment.phase is Phase.LIVE:
                 mappings.append(segment.block.mapping)
             for mapping in mappings:

@@ -5,7 +5,7 @@ Note [leases]
 All arrays of a mapping are views of one *root*, a plain uint8 array over the whole mapping.  numpy
 collapses chains of bases, but never beyond an array whose own base is no array: so the root lives exactly
 as long as the last view of it, whatever views of views the user made.  A weak reference shows when it died.
-Where many arrays share a mapping, each has such a root over its own part (`region`).
+Where many arrays share a mapping, each has such a root over its own part (`segment.Region`).
 The mapping itself may stay: a later lease makes a new root on the same, already touched pages.
 
 The weak reference's callback is a deque's own ``append``: it runs no Python code, takes no lock, cannot
@@ -15,18 +15,212 @@ done about a dead root is done later, by `Store.drain`.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import mmap
+import os
+import sys
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import InternalError
 from nbparallel.sharing.memory import pages
-from nbparallel.sharing.memory.file_mapping import address_of
+
+# File mapping: the memory of a file as a `mmap` object that keeps no descriptor.
+#
+# Some facts (mmap(2), CPython's Modules/mmapmodule.c):
+#
+# * a mapping needs no descriptor: the system keeps the file for it;
+# * until Python 3.12 a `mmap` object of a file keeps a duplicate of the descriptor all the same, for
+#   `resize`. From 3.13 on ``trackfd=False`` does without;
+# * MAP_FIXED replaces what is mapped in a range of addresses, in one step for all threads.  So an object of
+#   memory without a file, of the same size and rights, becomes the owner of a file's memory: its buffer,
+#   `madvise`, and the one ``munmap`` with its last reference act on addresses only;
+# * a failing MAP_FIXED leaves the old pages or none there.  Either way the object is closed immediately;
+# * what is mapped MAP_NORESERVE and never touched takes no memory, and is not counted as reserved unless the
+#   machine insists (``vm.overcommit_memory=2``);
+# * the system gives a file with huge pages an address at which they fit, which the object does not have.
+
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+"""Both not in every `mmap`; the values of Linux."""
+_PLACE = _MAP_NORESERVE | (mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+_UINT8 = np.dtype(np.uint8)
+
+
+_DELETED = " (deleted)"
+"""Behind the name of a file that has none any more (proc_pid_maps(5))."""
+
+
+class MappedPlace(NamedTuple):
+    """Where an address lies in a file."""
+
+    path: str
+    """The file's name now, however it has been renamed."""
+    offset: int
+    inode: int
+    shared: bool
+    """Whether what is written there is in the file; else it is this process's own."""
+    writable: bool
+
+    @property
+    def deleted(self) -> bool:
+        """Whether the file has no name any more."""
+        return self.path.endswith(_DELETED) and not os.path.exists(self.path)
+
+
+def mapped_place(address: int) -> MappedPlace | None:
+    """Return what is mapped at an address; None if it is no file, or the system does not say."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                start, _, stop = line[: line.index(" ")].partition("-")
+                if int(start, 16) <= address < int(stop, 16):
+                    break
+            else:
+                return None
+    except OSError:
+        return None
+    _, rights, begin, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
+    if not path:
+        return None
+    offset, name = address - int(start, 16) + int(begin, 16), path[0].replace("\\012", "\n")
+    return MappedPlace(name, offset, int(inode), rights[3] == "s", rights[1] == "w")
+
+
+VIEWS = frozenset({np.ndarray, np.memmap, np.recarray, np.matrix})
+"""Classes of arrays that are nothing but a view of their memory."""
+
+
+class Files(enum.Enum):
+    """How a receiver maps the file of a `numpy.memmap`."""
+
+    SHARED = "r+"
+    """A task: what it writes is in the file."""
+    PRIVATE = "c"
+    """Copy-on-write."""
+
+
+class FileView(NamedTuple):
+    """A `numpy.memmap`, or a view of one, as another process of this machine maps it, too."""
+
+    kind: type
+    path: str
+    identity: tuple[int, int]
+    """Device and inode: another file may have got the name."""
+    mode: str
+    offset: int
+    """Of the first byte in the file, whichever element has it."""
+    nbytes: int
+    first: int
+    """Of the first element, from there."""
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def open(self) -> Any:
+        """Return the array over the file itself."""
+        mapped: Any = np.memmap  # the stubs know no variable mode
+        whole = mapped(self.path, np.uint8, self.mode, self.offset, (self.nbytes,))
+        found = os.stat(self.path)
+        if (found.st_dev, found.st_ino) != self.identity:
+            raise FileNotFoundError(f"{self.path} is another file now than the one that was mapped")
+        array: Any = np.ndarray.__new__(self.kind, self.shape, self.dtype, whole, self.first, self.strides)
+        for name in ("_mmap", "filename", "offset", "mode") if self.kind is np.memmap else ():
+            setattr(array, name, getattr(whole, name))
+        return array
+
+
+def view_of_file(array: np.ndarray[Any, Any], files: Files) -> FileView | None:
+    """Return how another process maps what a `numpy.memmap` has mapped; None: copy it.
+
+    Raises
+    ------
+    FileNotFoundError
+        Its file has no name any more, and what a task writes would be lost.
+    """
+    base: Any = array
+    while not isinstance(base, np.memmap):
+        base = base.base
+        if not isinstance(base, np.ndarray):
+            return None
+    if array.dtype.hasobject or not array.size:
+        return None
+    address = array.__array_interface__["data"][0]
+    ways = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
+    low, high = (address + sum(way for way in ways if way * sign > 0) for sign in (-1, 1))
+    place = mapped_place(low)
+    if place is None or not place.shared:
+        return None  # a copy in memory, or one that is written to without the file (mode "c")
+    writes = place.writable and array.flags.writeable
+    if place.deleted:
+        if not writes or files is Files.PRIVATE:
+            return None
+        raise FileNotFoundError(
+            f"the file of this numpy.memmap, {place.path.removesuffix(_DELETED)}, has been deleted: no "
+            "other process can map it; np.array(…) of it makes a copy that travels"
+        )
+    found = os.stat(place.path)
+    return FileView(
+        type(array), place.path, (found.st_dev, found.st_ino), files.value if writes else "r", place.offset,
+        high - low + array.itemsize, address - low, array.dtype, array.shape, array.strides,
+    )  # fmt: skip
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Return where memory is mapped."""
+    address: int = np.frombuffer(memory, _UINT8).__array_interface__["data"][0]
+    return address
+
+
+def map_file(fd: int, nbytes: int, flags: int, prot: int) -> tuple[mmap.mmap, int]:
+    """Map a file from its first byte on, as `mmap.mmap`, without a descriptor where that can be had.
+
+    Returns the memory and its address.
+
+    Until Python 3.12 a descriptor is kept of a file with huge pages, outside Linux, and where memory without
+    a file is refused; also, a file shorter than `nbytes` is not noticed.
+    """
+    if sys.version_info >= (3, 13):
+        memory = mmap.mmap(fd, nbytes, flags, prot, trackfd=False)
+        return memory, address_of(memory)
+    if sys.platform == "linux" and not pages.huge_pages_offered(fd, nbytes):
+        placed = place_file(fd, nbytes, flags, prot)
+        if placed is not None:
+            return placed
+    memory = mmap.mmap(fd, nbytes, flags, prot)  # its error says what is wrong
+    return memory, address_of(memory)
+
+
+def place_file(fd: int, nbytes: int, flags: int, prot: int) -> tuple[mmap.mmap, int] | None:
+    """Map a file in the place of memory without one; return None if the system refuses."""
+    try:
+        memory = mmap.mmap(-1, nbytes, _PLACE, prot)
+    except OSError:
+        return None  # a limit of private memory, which the file's is not
+    address = address_of(memory)
+    if _map(address, nbytes, prot, flags | _MAP_FIXED, fd, 0) == address:
+        return memory, address
+    memory.close()
+    return None
+
+
+# The interpreter's lock is kept: the call is short.
+_map = ctypes.PyDLL(None).mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+
 
 Root: TypeAlias = npt.NDArray[np.uint8]
 Content: TypeAlias = memoryview | tuple[memoryview, ...]

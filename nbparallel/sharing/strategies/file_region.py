@@ -1,6 +1,6 @@
 """The strategy `file_region`: many arrays in one large region.
 
-A region is anonymous memory (see `memfd`).  Every strategy packs small arrays (see `region`); this one packs
+A region is anonymous memory (see `memfd`).  Every strategy packs small arrays (see `Region`); this one packs
 all but the very large, so that tens of thousands of them cost no more descriptors, mappings and entries in
 the supervisor's ledger than a few.  The price: the memory of arrays that other processes have seen is freed
 with the last array of its region, not array by array.

@@ -11,9 +11,8 @@ import sys
 
 from nbparallel.sharing.memory.mapping import Access, Content, Mapping
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
-from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
-from nbparallel.sharing.strategies.page_allocation import map_whole
+from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, map_whole
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 
 DIRECTORY = "/dev/shm"

@@ -20,9 +20,8 @@ from typing import Any
 
 from nbparallel.errors import StrategyUnavailableError
 from nbparallel.sharing.memory.mapping import Access, Content, Mapping
-from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.named_files import adopt_named, create_named
-from nbparallel.sharing.strategies.page_allocation import map_whole
+from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, map_whole
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 from nbparallel.wire.locked_names import ON_DISK, file_system_of
 

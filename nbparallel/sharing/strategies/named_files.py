@@ -19,9 +19,8 @@ import stat
 from nbparallel.errors import ForkedRankError, InvalidHandleError, NbParallelError
 from nbparallel.sharing.memory.mapping import Content
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
-from nbparallel.sharing.strategies.directory import SegmentDirectory
 from nbparallel.sharing.strategies.owned_names import process_names
-from nbparallel.sharing.strategies.page_allocation import explained, fill, whole_pages
+from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, explained, fill, whole_pages
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
 from nbparallel.wire.locked_names import hold
 

@@ -10,7 +10,7 @@ import pytest
 
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.sharing import Store
-from nbparallel.sharing.memory import process_limits
+from nbparallel.sharing.memory import memory_limits
 
 PRELUDE = """
 import os, resource, sys, time
@@ -218,7 +218,7 @@ def test_f43_too_many_descriptors_under_way():
 def test_f44_many_mappings(monkeypatch):
     """Before the table of mappings is full there is an error that names it; small arrays find room."""
     store = Store()
-    monkeypatch.setattr(process_limits, "most_mappings", lambda: 10)
+    monkeypatch.setattr(memory_limits, "most_mappings", lambda: 10)
     made = [store.zeros(300_000, "u1", strategy="file_descriptor") for _ in range(10)]
     with pytest.raises(SharedMemoryFullError, match=r"10 segments .* vm\.max_map_count"):
         store.zeros(300_000, "u1", strategy="file_descriptor")
@@ -232,7 +232,7 @@ def test_f44_the_limit_leaves_room():
     """Python itself needs mappings: what shared arrays take stays under the system's limit."""
     with open("/proc/sys/vm/max_map_count") as file:
         limit = int(file.read())
-    assert limit // 2 < process_limits.most_mappings() < limit
+    assert limit // 2 < memory_limits.most_mappings() < limit
 
 
 @pytest.mark.slow
@@ -300,7 +300,7 @@ def test_f42_the_reserve_is_left_to_other_code():
     """Shared arrays stop early: files, pipes and a session can still be opened, as many as the error says."""
     run(
         """
-        from nbparallel.sharing.memory.process_limits import LEAST_SPARE, MOST_SPARE, spare
+        from nbparallel.sharing.memory.memory_limits import LEAST_SPARE, MOST_SPARE, spare
         for limit, expected in ((48, LEAST_SPARE), (256, 32), (1024, MOST_SPARE)):
             lower(limit)
             assert spare() == expected, spare()

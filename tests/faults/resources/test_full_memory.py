@@ -155,7 +155,7 @@ assert names() == [], names()
 def test_f40_filled_between_the_look_and_the_use(small: Callable[..., str], call: str) -> None:
     """Another process takes the room after it was seen: still an exception, and nothing is left."""
     small(f"""
-from nbparallel.sharing.strategies.directory import SegmentDirectory
+from nbparallel.sharing.strategies.page_allocation import SegmentDirectory
 
 look = SegmentDirectory.require
 

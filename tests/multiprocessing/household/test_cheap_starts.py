@@ -143,7 +143,7 @@ SHARES_NOTHING = """
 import os
 import nbparallel as nbp
 from nbparallel.errors import ForkedRankError
-from nbparallel.sharing import current
+from nbparallel.sharing import store
 from tests.harness.stores import has_store
 
 def child():
@@ -151,14 +151,14 @@ def child():
     pid = os.fork()
     if not pid:
         try:
-            current.current_store()
+            store.current_store()
         except ForkedRankError:
             os._exit(7)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert not has_store()
     array = nbp.ones(3)
-    assert current.current_store().connected() and nbp.is_shared(array)
+    assert store.current_store().connected() and nbp.is_shared(array)
 """
 
 

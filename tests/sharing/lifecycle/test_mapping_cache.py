@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError, SegmentLostError
-from nbparallel.sharing.lifecycle import mapping_cache, memory_pool
-from nbparallel.sharing.memory import process_limits
+from nbparallel.sharing.lifecycle import fetched_segments, memory_pool
+from nbparallel.sharing.memory import memory_limits
 from nbparallel.wire.frames import Kind
 from tests.harness.stores import store_usage
 
@@ -232,11 +232,11 @@ def test_it_goes_after_a_while(exchange, pair, monkeypatch):
 def test_it_is_bounded(exchange):
     """A few mappings, and not too many bytes; the oldest goes first."""
     k, r = exchange.store(0), exchange.store(1, pool_nbytes=1 << 20)
-    arrays = [k.zeros(1000) for _ in range(mapping_cache.MAX_MAPPINGS + 3)]
+    arrays = [k.zeros(1000) for _ in range(fetched_segments.MAX_MAPPINGS + 3)]
     for array in arrays:
         r.attach(k.handle(array))
     r.drain()
-    assert store_usage(r).kept <= mapping_cache.MAX_MAPPINGS
+    assert store_usage(r).kept <= fetched_segments.MAX_MAPPINGS
     asked(exchange)
     r.attach(k.handle(arrays[-1]))
     r.drain()
@@ -261,7 +261,7 @@ def test_it_is_not_what_an_array_is_refused_for(exchange, pair, monkeypatch):
     r.attach(k.handle(first))
     r.drain()
     most = store_usage(r).mapped
-    monkeypatch.setattr(process_limits, "most_mappings", lambda: most)
+    monkeypatch.setattr(memory_limits, "most_mappings", lambda: most)
     assert r.attach(k.handle(second)).shape == (1000,)
     assert store_usage(r).kept == 0
 

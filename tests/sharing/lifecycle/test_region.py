@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from nbparallel.errors import SegmentLostError, SharedMemoryFullError
 from nbparallel.sharing import Store
-from nbparallel.sharing.lifecycle import region_set
-from nbparallel.sharing.lifecycle.region import ALIGNMENT, JOIN_SHARE
-from nbparallel.sharing.lifecycle.region_set import FIRST_NBYTES
+from nbparallel.sharing.lifecycle import own_segments
+from nbparallel.sharing.lifecycle.own_segments import FIRST_NBYTES
+from nbparallel.sharing.lifecycle.segment import ALIGNMENT, JOIN_SHARE
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
@@ -205,7 +205,7 @@ def test_descriptors_and_mappings_of_many(exchange, strategy):
 @pytest.mark.parametrize("sent", [False, True])
 def test_what_stays_keeps_no_end_of_what_went(exchange, monkeypatch, sent):
     """One array that stays in every thousand, and was sent, does not keep all others' memory for ever."""
-    monkeypatch.setattr(region_set, "MOST_WASTED_NBYTES", 4 << 20)
+    monkeypatch.setattr(own_segments, "MOST_WASTED_NBYTES", 4 << 20)
     store, other = exchange.store(0), exchange.store(1)
     kept, there, most = [], [], 0
     for turn in range(60):

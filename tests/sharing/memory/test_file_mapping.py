@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.sharing.memory import file_mapping, pages
+from nbparallel.sharing.memory import mapping, pages
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire import system
@@ -100,7 +100,7 @@ def test_a_file_with_huge_pages_gets_the_address_that_suits_it(monkeypatch):
     def place(*args):
         placed.append(args)
 
-    monkeypatch.setattr(file_mapping, "place_file", place)
+    monkeypatch.setattr(mapping, "place_file", place)
     maps = [strategy.map(source, Access.READ) for source in (large, small)]
     assert [nbytes for _, nbytes, _, _ in placed] == [small.nbytes] * (sys.version_info < (3, 13))
     del maps

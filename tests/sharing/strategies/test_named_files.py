@@ -269,7 +269,7 @@ def test_no_name_that_nobody_knows_of(exchange, monkeypatch, client, made):
 
 MOUNTED_OVER = """
 import subprocess, sys, tempfile
-from nbparallel.sharing.strategies.directory import file_system_of
+from nbparallel.sharing.strategies.page_allocation import file_system_of
 with tempfile.TemporaryDirectory() as folder:
     before = file_system_of(folder)
     opened = []

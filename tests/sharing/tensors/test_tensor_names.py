@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import nbparallel as nbp
 from nbparallel.session.names.delivery import LATER
-from nbparallel.sharing.shared_tensors import share_tensors
+from nbparallel.sharing.tensor_storage import share_tensors
 from tests.session.names.pair import Pair
 from tests.sharing.tensors.optional import needs_torch, torch, torchs_threads
 

@@ -13,7 +13,7 @@ PROGRAM = """
 import sys, warnings
 import torch, torch.multiprocessing as mp
 from torch.multiprocessing.reductions import reduce_storage
-from nbparallel.sharing.shared_tensors import share_tensors
+from nbparallel.sharing.tensor_storage import share_tensors
 from tests.session.names.pair import Pair
 
 mp.set_sharing_strategy(sys.argv[1])
