@@ -61,7 +61,8 @@ class ProxyEnd(Connection):
                 end.shutdown(socket.SHUT_RDWR)
             raise
         self._asked = False
-        return ForkingPickler.loads(data.getbuffer())
+        with data.getbuffer() as view:
+            return ForkingPickler.loads(view)
 
     def _renew(self) -> None:
         fresh = self.connect()

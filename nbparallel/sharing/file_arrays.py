@@ -136,7 +136,7 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
             if not hold(source.fd):
                 source.close()
                 return _make(path, dtype, shape)
-            fill(source.fd, size, header.getbuffer())
+            fill(source.fd, size, memoryview(header.getvalue()))  # not of `header`: an error keeps it longer
             os.replace(draft, path)
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(source.fd, fcntl.LOCK_UN)  # from now on it is the user's

@@ -63,25 +63,33 @@ class Watchdog:
         self.expired, self.name, self._limit = "", name, limit_seconds
         self._owner = os.getpid()
         self._previous = signal.signal(signal.SIGALRM, self._on_alarm)
-        signal.setitimer(signal.ITIMER_REAL, limit_seconds, REPEAT_SECONDS)
-        faulthandler.dump_traceback_later(
-            limit_seconds + LAST_RESORT_SECONDS, exit=True, file=self._stream.fileno()
-        )
+        self._count()
 
     def disarm(self) -> None:
         """Stop counting."""
+        self._pause()
+        signal.signal(signal.SIGALRM, self._previous)  # type: ignore[arg-type]  # what signal() returned
+
+    def _count(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._limit, REPEAT_SECONDS)
+        last = self._limit + LAST_RESORT_SECONDS
+        faulthandler.dump_traceback_later(last, exit=True, file=self._stream.fileno())
+
+    def _pause(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, self._previous)  # type: ignore[arg-type]  # what signal() returned
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait for another worker's test, which has a limit of its own; then start to count anew."""
-        self.disarm()
+        """Wait for another worker's test, which has a limit of its own; then start to count anew.
+
+        The handler stays: one that changes is a leak for the check that waits.
+        """
+        self._pause()
         try:
             yield
         finally:
-            self.arm(self.name, self._limit)
+            self._count()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -80,8 +80,8 @@ class ForkServerPopen(popen_forkserver.Popen):
         ends = (parent_w, self.sentinel)
         self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
         try:
-            with open(w, "wb", closefd=True) as file:
-                file.write(buffer.getbuffer())
+            with open(w, "wb", closefd=True) as file, buffer.getbuffer() as view:
+                file.write(view)
             self.pid = forkserver.read_signed(self.sentinel)
         except (EOFError, ConnectionError) as error:
             raise _ended(server, process_obj.name) from error

@@ -65,8 +65,8 @@ class SpawnPopen(popen_spawn_posix.Popen):
             self.sentinel = parent_r
             os.close(child_r)  # else what does not fit into the pipe waits for a child that is gone
             child_r = None
-            with open(parent_w, "wb", closefd=False) as file:
-                file.write(buffer.getbuffer())
+            with open(parent_w, "wb", closefd=False) as file, buffer.getbuffer() as view:
+                file.write(view)
         except BrokenPipeError as error:
             raise StartError(
                 f"{spawn.get_executable()!r}, process {self.pid}, ended before it had read what "

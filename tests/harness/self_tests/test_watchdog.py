@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from nbparallel.testing import processes
+from nbparallel.testing.plugin import WATCHDOG
 from nbparallel.testing.waiting import wait_until
 
 HANGING = """
@@ -168,3 +169,12 @@ def test_a_hang_is_described_however_long_that_takes(pytester: pytest.Pytester) 
     result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", "-l", timeout=40)
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["*slow to describe*"])
+
+
+def test_who_waits_for_others_keeps_the_handler(request: pytest.FixtureRequest) -> None:
+    """The leak check that waits for another worker's test does not find the watchdog's handler gone."""
+    before = signal.getsignal(signal.SIGALRM)
+    with request.config.stash[WATCHDOG].waiting():
+        assert signal.getsignal(signal.SIGALRM) == before
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
