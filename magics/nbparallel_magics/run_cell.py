@@ -133,7 +133,6 @@ def _run_on_ranks(
         "show_values": options.out is None,
         "seed": getattr(options, "seed", None),
         "on_error": getattr(options, "on_error", "stop"),
-        "ran_here": getattr(options, "local", False),
     }
     views = []
     for view in state.views:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
 import weakref
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Set
@@ -78,8 +77,6 @@ class DeliveredNames:
                 del self._weak[name]
 
 
-COSTLY_SECONDS = 0.005
-"""Of the processor: what takes longer to look at is not looked at because of a mere call of a method."""
 MIN_SWEEP = 64
 """Arrays that are remembered before dead ones are removed from the table."""
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
@@ -112,12 +109,8 @@ class RankNames:
             cast(dict[str, Any], {} if defaults is None else defaults), dict(namespace)
         )
         self._delivered = DeliveredNames()
-        self._digests: dict[str, bytes] = {}
+        self._fingerprints: dict[str, bytes | int] = {}
         """Of delivered values that the rank can change in place, as they were when they came."""
-        self._lengths: dict[str, int] = {}
-        """Elements of those that are too large for a digest."""
-        self._costly: set[str] = set()
-        """Those whose digest takes long."""
         self._noted: set[str] = set()
         """Names that a line said the rank has changed, since they came."""
         self._handles: dict[str, ArrayHandle] = {}
@@ -159,7 +152,7 @@ class RankNames:
             return True
         if name in self._handles or isinstance(value, _UNCHANGING):
             return False
-        return name not in self._digests or self._is_changed_in_place(name)
+        return self.is_as_delivered(name) is not True
 
     def apply(self, updates: Iterable[NameUpdate]) -> tuple[str, ...]:
         """Make the changes, all or none; return lines for the user.
@@ -211,21 +204,11 @@ class RankNames:
         for name in deleted:
             self._delete(name)
         for name in (*values, *deleted):
-            self._digests.pop(name, None)
-            self._lengths.pop(name, None)
+            self._fingerprints.pop(name, None)
             self._noted.discard(name)
         for name in copied:
-            began = time.thread_time()
-            if isinstance(value := values[name], _UNCHANGING):
-                continue
-            if digest := self._digest(value):
-                self._digests[name] = digest
-                self._costly.discard(name)
-                if time.thread_time() - began > COSTLY_SECONDS:
-                    self._costly.add(name)
-            elif type(value) in _SIZED:  # a subclass may count in its own way, or fail
-                self._lengths[name] = len(value)
-                self._costly.discard(name)
+            if not isinstance(values[name], _UNCHANGING) and (found := self._fingerprint(values[name])):
+                self._fingerprints[name] = found
         return tuple(notes)
 
     def own(self, names: Iterable[str]) -> frozenset[str]:
@@ -257,11 +240,10 @@ class RankNames:
         `own` are the names that were the rank's own before the cell.
         """
         changed = [name for name in uses.augmented if name not in own and self.is_own(name)]
-        looked = (*uses.stored, *(name for name in uses.called if name not in self._costly), *uses.augmented)
         changed += [
             name
-            for name in dict.fromkeys(looked)
-            if name not in self._noted and name not in changed and self._is_changed_in_place(name)
+            for name in sorted({*uses.touched, *uses.augmented}.difference(changed, self._noted))
+            if self._is_changed_in_place(name)
         ]
         self._noted.update(changed)
         return tuple(
@@ -274,18 +256,20 @@ class RankNames:
         """Whether a name is bound to what was delivered, unchanged; None: a look would take long."""
         if self.is_own(name) or isinstance(self._namespace.get(name), _UNCHANGING):
             return not self.is_own(name)
-        return not self._is_changed_in_place(name) if name in self._digests else None
+        is_known = isinstance(self._fingerprints.get(name), bytes)
+        return not self._is_changed_in_place(name) if is_known else None
 
     def _is_changed_in_place(self, name: str) -> bool:
         """Whether a name is bound to what was delivered, and that was changed since."""
         if self.is_own(name) or (value := self._namespace.get(name, MISSING)) is MISSING:
             return False
-        if name in self._lengths:
-            return len(value) != self._lengths[name]
-        return name in self._digests and self._digest(value) != self._digests[name]
+        before = self._fingerprints.get(name)
+        return before is not None and self._fingerprint(value) != before
 
-    def _digest(self, value: Any) -> bytes | None:
-        return content_digest(value, self._store, self._namespace)
+    def _fingerprint(self, value: Any) -> bytes | int | None:
+        """Return what changes with an object; of one that is too large its length, if it surely has one."""
+        digest = content_digest(value, self._store, self._namespace)
+        return len(value) if digest is None and type(value) in _SIZED else digest
 
     def name_of(self, array: np.ndarray[Any, Any], variable: str, *, whole: bool = False) -> str | None:
         """Return the notebook's name for the memory of `array`, if it was delivered read-only.

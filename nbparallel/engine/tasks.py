@@ -130,7 +130,6 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
 def _improved(failure: BaseException, state: RankState, task: Task) -> BaseException:
     """Return what the user should see instead of a failure; its own code runs."""
     cell = task if isinstance(task, CellTask) else None
-    _note_word(failure, () if cell is None or cell.uses is None else cell.uses.in_strings)
     return failures.improve(failure, state, follows_names=cell is None or cell.follows_names)
 
 
@@ -145,31 +144,6 @@ def _describe_mpi(state: RankState) -> tuple[str, ...]:
         "MPI.COMM_WORLD on a rank has one process, this one: ranks communicate with `dist` (dist.send, "
         "dist.all_reduce …), and a program with mpi4py runs under mpiexec",
     )
-
-
-_MISSES_NAMES = (KeyError, NameError, ImportError, AttributeError)
-
-
-def _note_word(error: BaseException, in_strings: Sequence[str]) -> None:
-    """Note on an error, or on one that it came of, that it misses what the cell has in a string only."""
-    cause: BaseException | None = error
-    for _ in range(_DEEPEST_CAUSE):
-        if isinstance(cause, _MISSES_NAMES) and type(cause).__str__ in _PLAIN_TEXTS:
-            text = str(cause)
-            for name in in_strings:
-                if f"'{name}'" in text:
-                    error.add_note(
-                        f"{name} is a name of the notebook that this cell has in a string only: write it in "
-                        "the cell"
-                    )
-                    return
-        if cause is None or (cause := cause.__cause__ or cause.__context__) is None:
-            return
-
-
-_DEEPEST_CAUSE = 10
-_PLAIN_TEXTS = [kind.__str__ for kind in (*_MISSES_NAMES, Exception)]
-"""An error with another one's may do anything for its text."""
 
 
 def damaged_outcome(state: RankState, task: Task, error: Exception) -> Outcome:

@@ -192,7 +192,6 @@ class Session:
         draw: str | Iterable[str] = (),
         check_races: bool = False,
         observers: Iterable[str] = (),
-        ran_here: bool = False,
     ) -> CellResult:
         """Run a cell's source on the ranks and wait for all of them.
 
@@ -225,8 +224,6 @@ class Session:
             Look for data races on shared arrays: ``.races`` of the result has them; the cell runs slower.
         observers : collection of str
             Modules that observe the cell on each rank; ``.findings`` of the result has what they found.
-        ran_here : bool
-            The caller has run the cell as well: names that it assigns are the caller's too.
 
         Raises
         ------
@@ -242,7 +239,6 @@ class Session:
             namespace=namespace, share=share, timeout=timeout, sink=sink, execution_count=execution_count,
             line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
             on_error=on_error, draw=draw, check_races=check_races, observers=observers,
-            ran_here=ran_here,
         )  # fmt: skip
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)

@@ -11,8 +11,8 @@ from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.pickle_format import ArrayStore
 from nbparallel.transfer.pickling import try_serialise
 
-MOST_STREAM = 4 << 20
-"""Bytes of the pickle stream, which take some 40 ms; a larger object has no digest."""
+MOST_STREAM = 1 << 20
+"""Bytes of the pickle stream, which take some 10 ms; a larger object has no digest."""
 MOST_BUFFERS = 64 << 20
 """Bytes of large buffers, which take some 10 ms; of those beyond it only the size counts."""
 

@@ -67,13 +67,9 @@ class NameUses(NamedTuple):
 
     predefined: tuple[str, ...]
     """Predefined names that it reads or binds."""
-    stored: tuple[str, ...] = ()
-    """Copies of the notebook's objects to whose items or attributes it assigns."""
-    called: tuple[str, ...] = ()
-    """Those of which it calls a method: perhaps one that changes them."""
+    touched: tuple[str, ...] = ()
+    """Copies of the notebook's objects of which it assigns to items or attributes, or calls a method."""
     augmented: tuple[str, ...] = ()
     """Names of the notebook that it only assigns as ``x += 1`` does."""
     kept: tuple[str, ...] = ()
     """Names of the notebook that it reads and an earlier cell has assigned."""
-    in_strings: tuple[str, ...] = ()
-    """Names of the notebook that it has in strings only, and that were not sent."""

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
 USE = "def use(name): return globals()[name]"
@@ -55,28 +54,6 @@ def test_other_strings_send_nothing(two_ranks: Session) -> None:
     """Words that a cell prints send nothing."""
     result = two_ranks.run("('data', s, 'data' in dir())", namespace={"data": [1], "s": 7})
     assert result.values == [("data", 7, False)] * 2
-
-
-FORMULA = """
-formula = "y ~ s + log(x)"
-try:
-    raise NameError("name 's' is not defined")
-except NameError as error:  # as patsy does
-    raise RuntimeError("Error evaluating factor") from error
-"""
-
-
-@pytest.mark.parametrize("cell", ["{}['s']", FORMULA, "globals()['lock']", "import __main__\n__main__.lock"])
-def test_an_error_about_one_says_what_to_write(two_ranks: Session, cell: str) -> None:
-    """Where it did not travel, the error ends in a line that says so."""
-    with pytest.raises(ParallelError) as caught:
-        two_ranks.run(cell, namespace={"s": 7, "lock": threading.Lock(), "rest": 1})
-    name = "s" if "'s'" in cell else "lock"
-    last = f"{name} is a name of the notebook that this cell has in a string only: write it in the cell"
-    assert str(caught.value.errors[0].__cause__).rstrip().endswith(last)
-    with pytest.raises(ParallelError) as caught:
-        two_ranks.run("{}['rest_of']", namespace={"rest": 1})
-    assert "in a string only" not in str(caught.value.errors[0].__cause__)
 
 
 def test_a_word_that_cannot_travel_hinders_no_cell(two_ranks: Session) -> None:

@@ -278,7 +278,6 @@ def findings(
     for check in CHECKS:
         yield from check.findings(machine)
     yield from _stale(machine)
-    yield from _remove_ipc(machine)
 
 
 def _starting(machine: Machine, start_method: str) -> Finding:
@@ -367,17 +366,6 @@ def _stale(machine: Machine) -> Iterator[Finding]:
 def _names_text(names: Sequence[StaleName]) -> str:
     count = f"{len(names):,} names" if len(names) != 1 else f"1 name ({names[0].path})"
     return f"{count}, {size_text(sum(name.nbytes for name in names))},"
-
-
-def _remove_ipc(machine: Machine) -> Iterator[Finding]:
-    if machine.remove_ipc and machine.uid >= 1000 and machine.strategy == "file_system":
-        yield Finding(
-            "RemoveIPC",
-            Severity.WARNING,
-            "systemd removes this user's names in /dev/shm with the last login",
-            "arrays stay, but cannot be opened by name any more: RemoveIPC=no in /etc/systemd/logind.conf, "
-            "`loginctl enable-linger`, or %sharing_strategy file_descriptor",
-        )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
 import platform
 import resource
-import signal
 import sys
 import threading
-import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
 from nbparallel.channel import Channel
-from nbparallel.distributed.runtime.peer_memory import YAMA_SCOPE, allow_reading, read_memory
+from nbparallel.distributed.runtime.peer_memory import YAMA_SCOPE, read_memory
 from nbparallel.sharing import get_sharing_strategy
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry
@@ -37,8 +33,6 @@ from nbparallel.wire.system import (
 
 SHM = "/dev/shm"
 PACKAGES = ("nbparallel", "ipython", "ipykernel", "numpy")
-CHILD_SECONDS = 5.0
-"""Bound for a child of the doctor's, which takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +51,6 @@ class Machine:
 
     proc: bool
     """Whether there is /proc: usage of a process, and reopening descriptors for reading only."""
-    uid: int
-    """The user."""
     files: ResourceLimit
     """Open files a process."""
     used_files: int
@@ -97,8 +89,6 @@ class Machine:
     """The current one."""
     names: tuple[StaleName, ...]
     """Names of segments in the file system, of living sessions and others."""
-    remove_ipc: bool | None
-    """Whether systemd removes names of shared memory when the user logs out; None without systemd."""
     versions: Mapping[str, str]
     """Of Python and its packages; empty: not installed."""
     system: str
@@ -109,7 +99,6 @@ def inspect_machine() -> Machine:
     """Inspect this machine; allocates one page of shared memory with each strategy, and frees it."""
     return Machine(
         proc=os.path.isdir("/proc/self/fd"),
-        uid=os.geteuid(),
         files=ResourceLimit(*process_limit(resource.RLIMIT_NOFILE)),
         used_files=open_descriptors() or 0,
         processes=ResourceLimit(*process_limit(resource.RLIMIT_NPROC)),
@@ -129,7 +118,6 @@ def inspect_machine() -> Machine:
         strategies={name: _why_not(strategy) for name, strategy in registry.strategies().items()},
         strategy=get_sharing_strategy(),
         names=sweep.look().left,
-        remove_ipc=_remove_ipc(),
         versions={"Python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         system=_system(),
     )
@@ -202,78 +190,15 @@ def _why_refused(attempt: Callable[[], None]) -> str:
 
 
 def _why_unread() -> str:
-    """Let one child of this process read a word of another one, as ranks do; return why that failed."""
-    word = bytearray(os.urandom(8))
-    address = ctypes.addressof(ctypes.c_char.from_buffer(word))  # the same in both children
-    ready, says_ready = os.pipe()
-    stays, ends = os.pipe()
-
-    def be_read() -> int:
-        os.close(ends)
-        os.close(ready)
-        allow_reading(os.getppid())
-        os.write(says_ready, b"1")
-        os.read(stays, 1)  # until the parent has closed the other end
-        return 0
-
-    def read() -> int:
-        os.close(ends)
-        os.close(says_ready)  # else nothing would show that the other child has ended without a word
-        os.read(ready, 1)
-        found = bytearray(8)
-        error = read_memory(children[0], address, found)
-        return error.number if error is not None else 0 if found == word else errno.ESRCH
-
-    children: list[int] = []
-    descriptors = [ready, stays, ends, says_ready]
-    try:
-        for work in (be_read, read):
-            children.append(_fork(work))
-        os.close(descriptors.pop())
-        number = _exit_code(children.pop())
-    except OSError as error:
-        return f"it could not be tried: {error.strerror}"
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        for child in children:
-            _exit_code(child)
-    if number <= 0:
-        return f"it could not be tried: a child ended by signal {-number}" if number else ""
+    """Return why ranks cannot read each other's memory: a sandbox refuses the call, or Yama the reader."""
+    word, found = ctypes.create_string_buffer(b"written", 8), bytearray(8)
+    if (error := read_memory(os.getpid(), ctypes.addressof(word), found)) is not None:
+        return f"process_vm_readv is refused: {os.strerror(error.number)}"
+    # with scope 1 ranks allow it to each other; with 2 a process with CAP_SYS_PTRACE may, with 3 none
     scope = _read(YAMA_SCOPE).strip()
-    why = f" (kernel.yama.ptrace_scope is {scope})" if scope not in ("", "0") else ""
-    return f"process_vm_readv is refused: {os.strerror(number)}{why}"
-
-
-def _exit_code(child: int) -> int:
-    """Wait for a child and return its exit code; one that another thread's lock keeps is killed."""
-    deadline = time.monotonic() + CHILD_SECONDS
-    while not (found := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            found = os.waitpid(child, 0)
-            break
-        time.sleep(0.001)
-    return os.waitstatus_to_exitcode(found[1])
-
-
-_one_catches = threading.Lock()
-"""Threads that catch warnings at the same time end each other's filters: a fork whose warning is an error
-leaves a child for which nothing waits."""
-
-
-def _fork(work: Callable[[], int]) -> int:
-    """Return the process of a child that does this, and exits with what it returns."""
-    with _one_catches, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not need
-        child = os.fork()
-    if child:
-        return child
-    code = errno.ECANCELED
-    try:
-        code = work()
-    finally:
-        os._exit(code)
+    if scope == "3" or (scope == "2" and os.geteuid() != 0):
+        return f"no process may read another one's memory (kernel.yama.ptrace_scope is {scope})"
+    return ""
 
 
 def _why_not(strategy: Strategy) -> str:
@@ -286,21 +211,6 @@ def _why_not(strategy: Strategy) -> str:
     except Exception as error:  # noqa: BLE001  a user's own strategy may raise anything; it is reported
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _remove_ipc() -> bool | None:
-    """Return systemd-logind's RemoveIPC, which is on by default (logind.conf(5))."""
-    if not os.path.isdir("/run/systemd/system"):
-        return None
-    found = True
-    folder = "/etc/systemd/logind.conf.d"
-    more = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    for path in ("/etc/systemd/logind.conf", *(f"{folder}/{name}" for name in more)):
-        for line in _read(path).splitlines():
-            name, _, value = line.partition("=")
-            if name.strip() == "RemoveIPC":
-                found = value.strip().lower() not in ("no", "false", "off", "0", "n", "f")
-    return found
 
 
 def _version(package: str) -> str:

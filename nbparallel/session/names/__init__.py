@@ -11,5 +11,5 @@ One array `x` that a cell uses::
                _updates              for each rank: a NameUpdate, if RankVersions.needed has another version
              TaskDispatcher.launch   the updates travel in the cell's task
     rank     engine RankNames.apply  Store.attach: x, read-only unless ranks may write; then the cell runs
-    kernel   TaskDispatcher.finish   the outcome has `applied`: NameDelivery.delivered, RankVersions.confirm
+    kernel   TaskDispatcher.finish   the outcome has `applied`: NameDelivery.delivered
 """

@@ -17,7 +17,6 @@ from nbparallel.session.names.free_names import (
 )
 from nbparallel.session.names.share_arrays import is_array
 from nbparallel.sharing import Store
-from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import definitions
 from nbparallel.transfer.code_names import looks_up_strings
 from nbparallel.transfer.pickling import Serialised
@@ -209,12 +208,6 @@ class CellInputs:
     def key_of(self, name: str) -> Hashable:
         """Return the key of a value that the cell does not use, or None if it cannot travel."""
         value = self._find(name)
-        if is_array(value):
-            found = self._shared.encode(name, value)
-            if found is not None:
-                return found.memory_key
-            if registry.find_strategy().shares:
-                return None
         try:
             return encode(name, value, self._store, self.broker, self._namespace, frozenset()).memory_key
         except UnpicklableError:

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any
 
 from nbparallel.errors import NotAnArrayError, StaleWorkError
 from nbparallel.session.names.cell_inputs import CellInputs
-from nbparallel.session.names.encoding import SharedArrays, Value
+from nbparallel.session.names.encoding import SharedArrays
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
 from nbparallel.session.names.share_arrays import check_shareable, is_array, memmap_notes, move_arrays
-from nbparallel.session.names.versions import ABSENT, Baseline, PendingVersions, RankVersions
+from nbparallel.session.names.versions import ABSENT, Baseline, RankVersions, Version
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.tensor_storage import (
@@ -41,7 +40,6 @@ from nbparallel.sharing.tensor_storage import (
 from nbparallel.sharing.tensors import is_tensor
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.transfer.pickling import Serialised
-from nbparallel.transfer.variable_info import advice_to_bring
 from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
 from nbparallel.wire.units import size_text
 
@@ -58,53 +56,19 @@ fifth of the time until it runs; a test compares it with the operations.
 """
 
 
-SHOWN = 5
-"""Names that one line lists."""
-
-
-def find_uses(
-    free: FreeNames, inputs: CellInputs, earlier: set[str], bindings: Mapping[str, Any]
-) -> NameUses | None:
+def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUses | None:
     """Return the uses of a cell with these names and values; None if there are none.
 
     `earlier` are the names that earlier cells have assigned; those of this one are added.
     """
     predefined = PREDEFINED_NAMES & (inputs.seen | free.assigned) - free.changed.deleted
-    values, changed = inputs.values, free.changed
-    stored, called = ([n for n in names if _is_copied(values.get(n))] for names in changed[:2])
-    augmented = [name for name in changed.augmented if name in values]
+    values = inputs.values
+    touched = [n for n in free.changed.touched if n in values and values[n].kind is NameKind.OBJECT]
+    augmented = [name for name in free.changed.augmented if name in values]
     kept = sorted((earlier & values.keys()) - free.assigned - inputs.by_word)
     earlier |= free.assigned
-    strings = (inputs.words & bindings.keys()) - values.keys() - free.assigned - PREDEFINED_NAMES
-    found = (
-        sorted(predefined), stored, called, augmented, kept,
-        sorted(name for name in strings if not is_ipythons(name)),
-    )  # fmt: skip
+    found = sorted(predefined), touched, augmented, kept
     return NameUses(*map(tuple, found)) if any(found) else None
-
-
-def describe_rebound(free: FreeNames, bindings: Mapping[str, Any]) -> str:
-    """Return a line on names to which a cell assigns and that the notebook has too; empty: there are none.
-
-    It is about values: what a notebook imports or defines, a cell for ranks often imports or defines again.
-    """
-    names = sorted(
-        name
-        for name in free.changed.rebound & bindings.keys()
-        if not (is_ipythons(name) or callable(bindings[name]) or isinstance(bindings[name], ModuleType))
-    )
-    if not names:
-        return ""
-    listed = ", ".join(names[:SHOWN]) + " …" * (len(names) > SHOWN)
-    theirs = "'s are" if len(names) > 1 else f"'s {listed} is"
-    return (
-        f"this rank assigned {listed}, and the notebook{theirs} as before: "
-        f"{advice_to_bring(names[0], bindings[names[0]])}"
-    )
-
-
-def _is_copied(value: Value | None) -> bool:
-    return value is not None and value.kind is NameKind.OBJECT
 
 
 # What is known of a cell's names before it is sent: what it uses, and what each rank then needs.
@@ -128,12 +92,10 @@ class Preparation:
     """Those of `copied_nbytes` that moved an array into shared memory, where it stays."""
     uses: NameUses | None
     """What ranks are to look at when the cell has ended."""
-    pending: Mapping[int, PendingVersions]
+    after: Mapping[int, RankVersions]
     """What each rank has once it has applied its updates."""
     costly: frozenset[str]
     """Names that `notes` have a line about, which is shown once."""
-    rebound: str = ""
-    """A line on names of the notebook to which the cell assigns."""
 
 
 @dataclass(slots=True)
@@ -260,33 +222,6 @@ class NameDelivery:
         self.moving: tuple[str, int] | None = None
         """The array that is being moved into shared memory, and its bytes; from any thread."""
 
-    def prepare(
-        self,
-        source: str,
-        namespace: MutableMapping[str, Any],
-        ranks: Sequence[int],
-        share: Sequence[str] = (),
-    ) -> Preparation:
-        """Find what the ranks need for a cell: `gather`, then `deliver`, in one step.
-
-        Private arrays among it are moved into shared memory, and their names in `namespace` re-bound.
-        Call `delivered` for each rank that has applied its updates; those of other ranks are sent again.
-
-        Parameters
-        ----------
-        share : sequence of str
-            Arrays that ranks may write from now on.
-
-        Raises
-        ------
-        SyntaxError
-            The cell does not compile.
-        UnpicklableError
-            A value that the cell uses cannot travel.  Nothing is sent.
-        """
-        with self._lock:
-            return self.deliver(self.gather(source, namespace, share), ranks)
-
     def gather(
         self,
         source: str,
@@ -294,9 +229,21 @@ class NameDelivery:
         share: Sequence[str] = (),
         draw: Sequence[str] = (),
     ) -> GatheredNames:
-        """Find what a cell uses, and move private arrays among it into shared memory; raises as `prepare`.
+        """Find what a cell uses, and move private arrays among it into shared memory, bound anew.
 
-        Names in `draw` count as used.
+        Parameters
+        ----------
+        share : sequence of str
+            Arrays that ranks may write from now on.
+        draw : sequence of str
+            Names that count as used.
+
+        Raises
+        ------
+        SyntaxError
+            The cell does not compile.
+        UnpicklableError
+            A value that the cell uses cannot travel.  Nothing is sent.
         """
         free = find_free_names(source, self._transform).with_drawn(draw)
         with self._lock:
@@ -330,6 +277,8 @@ class NameDelivery:
     def deliver(self, names: GatheredNames, ranks: Sequence[int]) -> Preparation:
         """Find what each rank needs of what a cell uses.
 
+        Call `delivered` for each rank that has applied its updates; those of other ranks are sent again.
+
         Raises
         ------
         StaleWorkError
@@ -353,11 +302,10 @@ class NameDelivery:
                 if (others := sorted(inputs.tied[name] - again))
             ]
             notes += memmap_notes({value.name for value in inputs.sent}, names.bindings)
-            uses = find_uses(names.free, inputs, self._assigned, names.bindings)
-            pending = {rank: kept for rank in ranks if (kept := self._ranks[rank].pending) is not None}
+            uses = find_uses(names.free, inputs, self._assigned)
+            after = {rank: row for rank in ranks if (row := self._ranks[rank].after) is not None}
             accounts = *inputs.accounts(), dict(inputs.copied)
-            rebound = describe_rebound(names.free, names.bindings)
-            return Preparation(updates, tuple(notes), *accounts, uses, pending, frozenset(costly), rebound)
+            return Preparation(updates, tuple(notes), *accounts, uses, after, frozenset(costly))
 
     def share(self, names: Iterable[str], namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
         """Move arrays, tensors and modules into shared memory that ranks may write; return lines.
@@ -412,8 +360,9 @@ class NameDelivery:
     def delivered(self, rank: int, preparation: Preparation) -> None:
         """Record that a rank has applied its updates of a preparation; one that was never sent counts not."""
         with self._lock:
-            if (row := self._ranks.get(rank)) and row.pending is preparation.pending.get(rank):
-                row.confirm()
+            row, after = self._ranks.get(rank), preparation.after.get(rank)
+            if row is not None and after is not None and row.after is after:
+                self._ranks[rank] = after
                 self._costly |= preparation.costly
 
     def rank_lost(self, rank: int) -> None:
@@ -450,24 +399,18 @@ class NameDelivery:
         if not names:
             return []
         unchanged = [
-            (baselines, name)
-            for row in self._ranks.values()
-            for baselines in (row.baselines, {} if row.pending is None else row.pending.baselines)
-            for name, baseline in baselines.items()
+            (row.baselines, name)
+            for known in self._ranks.values()
+            for row in (known, known.after or RankVersions())
+            for name, baseline in row.baselines.items()
             if baseline.key is None and baseline.is_same(namespace.get(name, ABSENT))
         ]
-        packed = self._packed_keys(namespace) if for_all else {}
         try:
             report = move_arrays(names, namespace, self._store, for_all=for_all, on_move=self._on_move)
         finally:
             self.moving = None
         for baselines, name in unchanged:
             baselines[name] = Baseline(namespace.get(name, ABSENT))
-        for name, before in packed.items():
-            moved = self._arrays.encode(name, namespace[name])
-            if moved is not None and moved.memory_key != before:
-                for row in self._ranks.values():
-                    row.array_moved(name, before, moved.memory_key)
         copied.update(report.copied)
         return report.notes
 
@@ -479,24 +422,13 @@ class NameDelivery:
         baselines = (row.baselines.get(name) for row in self._ranks.values())
         return any(known is not None and known.key is None and known.is_same(value) for known in baselines)
 
-    def _packed_keys(self, namespace: Mapping[str, Any]) -> dict[str, Hashable]:
-        """Return the memory keys of delivered arrays that have to be moved before ranks may write them."""
-        keys: dict[str, Hashable] = {}
-        for name in {name for row in self._ranks.values() for name in (*row.versions, *row.baselines)}:
-            value = namespace.get(name, ABSENT)
-            if is_array(value) and self._store.packed_read_only(value) is not None:
-                seen = self._arrays.encode(name, value)
-                if seen is not None:
-                    keys[name] = seen.memory_key
-        return keys
-
     def _updates(self, rank: int, names: GatheredNames) -> tuple[NameUpdate, ...]:
         """Return what a rank has to do before the cell; `delivered` confirms it."""
         inputs, namespace = names.inputs, names.bindings
         row = self._ranks.setdefault(rank, RankVersions())
-        pending = row.pending = PendingVersions()
+        after, settled = row.begin_next(), names.free.changed.deleted & names.free.assigned
         definitions = row.needed_definitions(inputs.classes)
-        pending.classes.update({identifier: value.key for identifier, value in inputs.classes.items()})
+        after.classes.update({identifier: value.key for identifier, value in inputs.classes.items()})
         needed = row.needed(inputs.values.values(), inputs.tied)
         lost = [value.name for value in (*definitions, *needed) if value.is_only_referred_to]
         if names.is_frozen and lost:
@@ -507,24 +439,25 @@ class NameDelivery:
         for value in needed:
             keeps = not row.value_changed(value, namespace.get(value.name, ABSENT))
             updates.append(value.update(self._store, self._broker, unless_assigned=keeps))
+            after.set_version(value.name, Version(value.kind, value.key, value.memory_key))
             if value.name in inputs.tied:
-                pending.deliveries[value.name] = names.number
-            row.send(value, pending)
+                after.deliveries[value.name] = names.number
         inputs.sent += [*definitions, *needed]
-        for name in names.free.changed.deleted & names.free.assigned:
-            pending.versions[name] = None  # it is sent again
-        pending.namespace = self._namespace_number
+        for name in settled:
+            after.set_version(name, None)  # it is sent again
+        after.namespace = self._namespace_number
         if row.namespace != self._namespace_number:
-            pending.others = {name for name in row.versions if not inputs.has(name)}
+            after.others = {name for name in after.versions if not inputs.has(name)}
         else:
-            for name in row.versions:
-                if not inputs.has(name) and name not in row.others:
-                    updates.append(NameUpdate(name, NameKind.DELETE))
-                    pending.versions[name] = None
-                    pending.baselines[name] = Baseline(ABSENT)
-        for name in (names.free.assigned | inputs.assigned) - pending.versions.keys():
+            gone = [name for name in row.versions if not inputs.has(name) and name not in row.others]
+            for name in gone:
+                updates.append(NameUpdate(name, NameKind.DELETE))
+                after.set_version(name, None)
+                after.baselines[name] = Baseline(ABSENT)
+            settled = settled.union(gone)
+        for name in (names.free.assigned | inputs.assigned) - settled:
             if not is_ipythons(name) and name not in inputs.values:
-                pending.baselines[name] = self._baseline(name, row, inputs, namespace)
+                after.baselines[name] = self._baseline(name, row, inputs, namespace)
         return tuple(updates)
 
     def _sent_again(self, rank: int, inputs: CellInputs) -> list[str]:
@@ -541,7 +474,8 @@ class NameDelivery:
     ) -> Baseline:
         if name not in namespace:
             return Baseline(ABSENT)
-        key = inputs.key_of(name) if name in row.versions else None
+        known = row.versions.get(name)
+        key = None if known is None or known.kind is NameKind.ARRAY else inputs.key_of(name)
         return Baseline(None if key is not None else namespace[name], key)
 
 

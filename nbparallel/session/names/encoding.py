@@ -58,6 +58,8 @@ class Value:
     """Of a module: what to import."""
     serialised: Serialised | None = None
     """Of everything else: pickled, its large buffers not copied yet."""
+    atom: Any = None
+    """A small immutable value: pickled only when it has to travel."""
     pickled: Pickled | None = field(default=None, repr=False)
     """The message; made when the first rank needs it."""
     seconds: float = 0.0
@@ -65,12 +67,13 @@ class Value:
     ties: tuple[tuple[int, int], ...] = ()
     """Tensors inside that other values of the cell contain as well; see `NameUpdate.ties`."""
     memory_key: Hashable = field(init=False)
-    """The part of the key that identifies the value; the rest is the right to write it."""
+    """The part of the key that identifies the value; the rest is the right to write it, or submodules."""
     _updates: dict[bool, NameUpdate] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         key = self.key
-        self.memory_key = key[:-1] if self.kind is NameKind.ARRAY and isinstance(key, tuple) else key
+        has_more = self.kind in (NameKind.ARRAY, NameKind.MODULE)
+        self.memory_key = key[:-1] if has_more and isinstance(key, tuple) else key
 
     @property
     def is_only_referred_to(self) -> bool:
@@ -79,18 +82,15 @@ class Value:
 
     def update(self, store: Store, broker: Any, *, unless_assigned: bool) -> NameUpdate:
         """Return what a rank has to do; pickles the value the first time."""
-        update = self._updates.get(unless_assigned)
-        if update is None:
-            update = self._updates[unless_assigned] = self._update(store, broker, unless_assigned)
-        return update
-
-    def _update(self, store: Store, broker: Any, unless_assigned: bool) -> NameUpdate:
-        data = b""
-        if self.serialised is not None:
-            if self.pickled is None:
+        if unless_assigned not in self._updates:
+            if self.pickled is None and self.kind in (NameKind.OBJECT, NameKind.DEFINITION):
+                self.serialised = self.serialised or serialise(self.atom, store, broker=broker)
                 self.pickled = self.serialised.pack(store, broker=broker)
-            data = self.pickled.data
-        return NameUpdate(self.name, self.kind, self.handle, data, self.modules, unless_assigned, self.ties)
+            self._updates[unless_assigned] = NameUpdate(
+                self.name, self.kind, self.handle, b"" if self.pickled is None else self.pickled.data,
+                self.modules, unless_assigned, self.ties,
+            )  # fmt: skip
+        return self._updates[unless_assigned]
 
 
 class SharedArrays:
@@ -155,20 +155,7 @@ def encode(
         key = serialised.checksum()
         seconds = time.thread_time() - began
         return Value(name, NameKind.OBJECT, key, serialised=serialised, seconds=seconds)
-    return _Atom(name, NameKind.OBJECT, key, atom=value)
-
-
-@dataclass(slots=True, eq=False)
-class _Atom(Value):
-    """A small immutable value: pickled only when it has to travel."""
-
-    atom: Any = None
-
-    def update(self, store: Store, broker: Any, *, unless_assigned: bool) -> NameUpdate:
-        # docstring inherited
-        if self.serialised is None:
-            self.serialised = serialise(self.atom, store, broker=broker)
-        return Value.update(self, store, broker, unless_assigned=unless_assigned)
+    return Value(name, NameKind.OBJECT, key, atom=value)
 
 
 def encode_class(cls: type, store: Store, broker: Any, main_globals: Mapping[str, Any]) -> Value:

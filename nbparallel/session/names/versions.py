@@ -1,10 +1,9 @@
 """Versions: which version of each of the notebook's names every rank was given.
 
 A table with a row for each rank and name.  Before a cell a rank needs ``values of the cell - its row``
-(`RankVersions.needed`).  Three events are exceptions:
+(`RankVersions.needed`), and the row that it will have then replaces this one once it has applied its updates.
+Two events are exceptions:
 
-* `RankVersions.array_moved`: the notebook's array lies in other memory.  It is delivered again, but it is no
-  other value: a rank that has assigned the name keeps its own;
 * `NameDelivery.rank_lost`: the rank has no variables any more; its row is deleted;
 * `RankVersions.value_changed`: the notebook bound the name again, or changed a list or another mutable value
   in place.  The new value replaces also what the rank has assigned.
@@ -16,7 +15,7 @@ import weakref
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbparallel.session.names.encoding import Value
 from nbparallel.wire.name_updates import NameKind
@@ -26,33 +25,25 @@ ABSENT = object()
 """The value of a name that the notebook does not have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(NamedTuple):
     """A value that was delivered, without the value itself."""
 
     kind: NameKind
     key: Hashable
-    """`Value.key`; None: to be delivered again."""
+    """`Value.key`."""
     memory_key: Hashable
     """`Value.memory_key`."""
 
     def covers(self, value: Value) -> bool:
-        """Whether a rank with this version needs nothing more."""
-        if self.kind is NameKind.MODULE and value.kind is NameKind.MODULE:
-            return self._with_modules(value) == self.key
-        return self.key == value.key
-
-    def followed_by(self, value: Value) -> Version:
-        """Return the version of a rank that had this one and is given `value`: it keeps submodules."""
-        modules = self.kind is value.kind is NameKind.MODULE
-        return Version(value.kind, self._with_modules(value) if modules else value.key, value.memory_key)
-
-    def _with_modules(self, value: Value) -> Hashable:
-        """Return the key of this module with its submodules and those of `value`."""
+        """Whether a rank with this version needs nothing more; of a module it may have more submodules."""
         mine, theirs = self.key, value.key
-        if isinstance(mine, tuple) and isinstance(theirs, tuple) and mine[0] == theirs[0]:
-            return mine[0], mine[1] | theirs[1]
-        return theirs
+        if (
+            self.kind is value.kind is NameKind.MODULE
+            and isinstance(mine, tuple)
+            and isinstance(theirs, tuple)
+        ):
+            return bool(mine[0] == theirs[0] and mine[1] >= theirs[1])
+        return mine == theirs
 
 
 class Baseline:
@@ -68,40 +59,19 @@ class Baseline:
 
     def __init__(self, value: Any, key: Hashable = None) -> None:
         self.key = key
-        self._reference: weakref.ref[Any] | None = None
-        self._value: Any = None
-        self._changed = False
-        if key is not None:
-            return
+        self._reference = self._value = None
         try:
             self._reference = weakref.ref(value)
         except TypeError:  # numbers, strings, lists …
             self._value = value
 
     def is_same(self, value: Any) -> bool:
-        """Whether the name has been bound to that value ever since."""
-        if not self._changed:
-            before = self._value if self._reference is None else self._reference()
-            if before is value and (self._reference is None or value is not None):
-                return True
-            if isinstance(value, int | float | str | bytes) and type(before) is type(value):
-                return bool(before == value)
-            self._changed, self._value, self._reference = True, None, None
-        return False
-
-
-@dataclass(slots=True)
-class PendingVersions:
-    """What a rank has once it has applied a cell's updates; fields as in `RankVersions`."""
-
-    versions: dict[str, Version | None] = field(default_factory=dict)
-    """None: the name is deleted."""
-    classes: dict[str, Hashable] = field(default_factory=dict)
-    baselines: dict[str, Baseline] = field(default_factory=dict)
-    deliveries: dict[str, int] = field(default_factory=dict)
-    namespace: int = 0
-    others: set[str] | None = None
-    """None: as before."""
+        """Whether the name is bound to that value, or to an equal number or string."""
+        if self._reference is not None:
+            return value is not None and self._reference() is value
+        if isinstance(value, int | float | str | bytes) and type(self._value) is type(value):
+            return bool(self._value == value)
+        return self._value is value
 
 
 @dataclass(slots=True)
@@ -120,8 +90,16 @@ class RankVersions:
     """Number of the namespace in which the names of the rank's last cell were looked up."""
     others: set[str] = field(default_factory=set)
     """Names that came from other namespaces and that this one did not have; it cannot have deleted them."""
-    pending: PendingVersions | None = None
-    """Changes that the rank has not confirmed."""
+    after: RankVersions | None = None
+    """The row as it is once the rank has applied the updates that it was sent last."""
+
+    def begin_next(self) -> RankVersions:
+        """Return `after` anew: a copy, to be changed as the rank is going to be."""
+        self.after = RankVersions(
+            dict(self.versions), dict(self.classes), dict(self.baselines), dict(self.deliveries),
+            self.namespace, set(self.others),
+        )  # fmt: skip
+        return self.after
 
     def needed(self, values: Collection[Value], tied: Mapping[str, frozenset[str]] = NO_TIES) -> list[Value]:
         """Return the values of which the rank does not have this version, in order.
@@ -148,40 +126,15 @@ class RankVersions:
         """Return the definitions of classes, given by their ids, of which the rank lacks this version."""
         return [value for identifier, value in classes.items() if self.classes.get(identifier) != value.key]
 
-    def send(self, value: Value, pending: PendingVersions) -> None:
-        """Record in `pending` that a value is on its way."""
-        known = self.versions.get(value.name)
-        pending.versions[value.name] = (
-            Version(value.kind, value.key, value.memory_key) if known is None else known.followed_by(value)
-        )
-
-    def confirm(self) -> None:
-        """Make the pending changes: the rank has applied its updates (idempotent)."""
-        pending, self.pending = self.pending, None
-        if pending is None:
-            return
-        for name, version in pending.versions.items():
-            self.baselines.pop(name, None)
-            self.deliveries.pop(name, None)
-            if version is None:
-                self.versions.pop(name, None)
-            else:
-                self.versions[name] = version
-        self.namespace = pending.namespace
-        if pending.others is not None:
-            self.others = pending.others
-        self.others.difference_update(pending.versions)
-        self.classes.update(pending.classes)
-        self.baselines.update(pending.baselines)
-        self.deliveries.update(pending.deliveries)
-
-    def array_moved(self, name: str, before: Hashable, after: Hashable) -> None:
-        """Have an array delivered from its new memory, without replacing what the rank assigned."""
-        known, baseline = self.versions.get(name), self.baselines.get(name)
-        if known is not None and known.memory_key == before:
-            self.versions[name] = Version(known.kind, None, after)
-        if baseline is not None and baseline.key == before:
-            self.baselines[name] = Baseline(None, after)
+    def set_version(self, name: str, version: Version | None) -> None:
+        """Record that the rank has this version of a name, and nothing of its own; None: not the name."""
+        self.baselines.pop(name, None)
+        self.deliveries.pop(name, None)
+        self.others.discard(name)
+        if version is None:
+            self.versions.pop(name, None)
+        else:
+            self.versions[name] = version
 
     def value_changed(self, value: Value, current: Any) -> bool:
         """Whether the notebook changed a value since the rank was given it, or assigned the name.

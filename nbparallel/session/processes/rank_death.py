@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 
-from nbparallel.wire.messages import DESCRIPTORS_CLOSED
+from nbparallel.wire.messages import CELL_FILE, DESCRIPTORS_CLOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +73,34 @@ def describe_death(end: RankDeath) -> str:
     if end.exit_code is None:
         return "ended; its exit status is unknown"
     return f"ended with exit code {end.exit_code} (os._exit, or C code that calls exit)"
+
+
+BEGIN = "Fatal Python error"
+_FRAME = "  File "
+_CELL_FRAME = re.compile(rf'"{CELL_FILE}\d+-\d+>", line (\d+)')
+
+
+def cell_frame(line: str) -> tuple[str, int | None]:
+    """Return a line of the report as a person knows the place, and its number if it is the cell's."""
+    found = _CELL_FRAME.search(line)
+    if found is None or not line.startswith(_FRAME):
+        return line, None
+    return _CELL_FRAME.sub(r"of the cell, line \1", line), int(found[1])
+
+
+def stderr_excerpt(stderr: str) -> tuple[str, int | None]:
+    """Return what is worth showing of a dead rank's stderr, and the cell's line if faulthandler names it.
+
+    Of faulthandler's report that is the user's part of the stack: what called the cell is ours.
+    """
+    lines = stderr.strip().splitlines()
+    begin = next((n for n, line in enumerate(lines) if line.startswith(BEGIN)), None)
+    if begin is None:
+        return "\n".join(lines[-10:]), None
+    shown = lines[max(0, begin - 5) : begin]
+    for line in lines[begin:]:
+        text, number = cell_frame(line)
+        shown.append(text)
+        if number is not None:
+            return "\n".join(shown[:20]), number
+    return "\n".join(shown[:20]), None

@@ -17,7 +17,6 @@ from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.names.notebook_settings import current_settings
 from nbparallel.session.output import Decoder, TaskOutput
-from nbparallel.session.processes.crash_report import CrashFrames
 from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.refusals import as_start_error
@@ -95,7 +94,6 @@ class RankHandle:
             made.pop_all()
         self.channel = Channel(mine)
         self.stderr_tail = ""
-        self._crash_frames = CrashFrames()
         self._pipes = {"stdout": out_read, "stderr": err_read}
         self._decoders = {"stdout": Decoder(), "stderr": Decoder()}
         self._pending: dict[str, list[str]] = {"stdout": [], "stderr": []}
@@ -135,8 +133,6 @@ class RankHandle:
     def _take(self, name: str, text: str) -> None:
         if name == "stderr":
             self.stderr_tail = (self.stderr_tail + text)[-4000:]
-            if not (text := self._crash_frames.feed(text)):
-                return
         other = "stderr" if name == "stdout" else "stdout"
         if self._pending[other]:
             self.flush()  # keeps the order of both streams

@@ -93,7 +93,6 @@ class CellOptions:
     draw: str | Iterable[str] = ()
     check_races: bool = False
     observers: Iterable[str] = ()
-    ran_here: bool = False
 
     def __post_init__(self) -> None:
         """Split the names of `share` and `draw`, which can be one string, as after the magic's flag."""

@@ -59,8 +59,6 @@ class TaskDispatcher:
         """Whether ranks may read each other's private arrays where they lie, in the tasks that follow."""
         self.keep_messages = False
         """Whether messages that no rank has received stay when they have ended."""
-        self._told_of_assignments = False
-        """Whether a cell has said that names go to the ranks only: once is enough."""
 
     def next_number(self) -> int:
         """Return a number that no task of the session has had."""
@@ -313,13 +311,6 @@ class TaskDispatcher:
                 self._names.delivered(outcome.rank, preparation)
             for note in outcome.notes:
                 ranks.setdefault(note, []).append(outcome.rank)
-        options = run.request.options
-        tells = not (self._told_of_assignments or options.want_values or options.ran_here)  # there is no -o
-        if preparation is not None and tells:
-            done = [outcome.rank for outcome in run.outcomes.values() if outcome.ok]
-            if preparation.rebound and done:
-                self._told_of_assignments = True
-                ranks[preparation.rebound] = sorted(done)
         for note, saying in ranks.items():
             note = note.replace("this rank", rank_list(saying))
             if note not in run.request.notes:

@@ -19,8 +19,7 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     rank_list,
 )
-from nbparallel.session.processes.crash_report import stderr_excerpt
-from nbparallel.session.processes.rank_death import RankDeath, describe_death
+from nbparallel.session.processes.rank_death import RankDeath, describe_death, stderr_excerpt
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.results import (
     CellRecord,

@@ -94,8 +94,12 @@ class Pair:
 
     def prepare(self, cell, share=()):
         """Prepare a cell; return its updates."""
-        self.preparation = self.names.prepare(cell, self.notebook, [0], share)
+        self.preparation = self.prepare_for([0], cell, share)
         return self.preparation.updates[0]
+
+    def prepare_for(self, ranks, cell, share=()):
+        """Prepare a cell for some ranks; return the preparation."""
+        return self.names.deliver(self.names.gather(cell, self.notebook, share), ranks)
 
     def run(self, cell, share=()):
         """Run a cell on the rank; return the value of its last line if that is an expression."""

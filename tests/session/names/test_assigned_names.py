@@ -126,10 +126,10 @@ def test_undelivered_updates_come_again(pair):
 def test_ranks_have_their_own_books(pair):
     """A cell on some ranks gives nothing to the others; their next cell does."""
     pair.type("x = [1]")
-    both = pair.names.prepare("x", pair.notebook, [0, 1])
+    both = pair.prepare_for([0, 1], "x")
     assert both.updates[0] == both.updates[1]
     pair.names.delivered(0, both)
-    again = pair.names.prepare("x", pair.notebook, [0, 1])
+    again = pair.prepare_for([0, 1], "x")
     assert (len(again.updates[0]), len(again.updates[1])) == (0, 1)
 
 
@@ -184,8 +184,7 @@ def test_two_threads_prepare(pair):
     pair.type("import numpy as np; x = np.zeros(1000); v = x[1:]")
     got = {}
     threads = [
-        threading.Thread(target=lambda r=r: got.update({r: pair.names.prepare("x, v", pair.notebook, [r])}))
-        for r in range(4)
+        threading.Thread(target=lambda r=r: got.update({r: pair.prepare_for([r], "x, v")})) for r in range(4)
     ]
     for thread in threads:
         thread.start()

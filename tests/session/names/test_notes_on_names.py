@@ -161,52 +161,6 @@ def test_what_ranks_change_in_a_copy_is_said_once(notebook: Notebook, make: str,
 
 
 @pytest.mark.slow
-def test_a_name_that_ranks_assigned_is_explained_once() -> None:
-    """By the first cell that surely assigns values under names which the notebook has as well.
-
-    Where ``-o`` can bring them: not in scripts, nor where the cell has it.
-    """
-    with Session(2) as session:
-        notebook = Notebook(session)
-
-        def say(cell: str, **options: Any) -> list[str]:
-            return list(
-                session.run(cell, namespace=notebook.names, **{"want_values": False, **options}).notes
-            )
-
-        notebook.type("total = i = 0\nimport math\ndef f(): pass\nlow = high = size = 1\nclass A: pass")
-        silent = (
-            "mine = rank",  # the notebook has none
-            "if rank == 5: total = 1",
-            "for i in range(3): pass",
-            "import math\ndef f(): total = 3\nf()",
-            "f = A = None",  # the notebook's are no values
-            "del total",
-        )
-        assert [say(cell) for cell in silent] == [[]] * len(silent)
-        with pytest.raises(nbp.ParallelError):
-            say("total = 1; 1 / 0")
-        assert say("total = 2\ntotal", want_values=True) == say("total = 2", ran_here=True) == []
-        assert say("low, (high, *size) = 1, (2, 3)") == [
-            "ranks 0-1 assigned high, low, size, and the notebook's are as before: -o high on a cell that "
-            "ends with `high` brings the ranks' there"
-        ]
-        assert say("total = all_reduce(rank)") == []
-    with Session(2) as session:
-        names = {"total": np.zeros(9 << 20)}
-        assert session.run("total = rank", namespace=names, want_values=False).notes == (
-            "ranks 0-1 assigned total, and the notebook's total is as before: total has 72.0 MiB on each "
-            "rank, so bring what you need of it: -o part on a cell that ends with that",
-        )
-    with Session(2) as session:
-        cell = "with open('/dev/null'): total: int = rank"
-        assert session.run(cell, namespace={"total": 0}, ranks=[1], want_values=False).notes == (
-            "rank 1 assigned total, and the notebook's total is as before: -o total on a cell that ends with "
-            "`total` brings the ranks' there",
-        )
-
-
-@pytest.mark.slow
 def test_a_list_too_large_to_compare_is_seen_to_grow(notebook: Notebook) -> None:
     """Its length is looked at, here and when the notebook's comes anew."""
     notebook.type("x = list(range(1_000_000))")
