@@ -120,7 +120,7 @@ def _need_of_linux() -> str:
     return (
         f"nbparallel runs on Linux, not on {system}: run it in Docker (Dockerfile of the repository), in "
         "VS Code or Codespaces (.devcontainer), on mybinder.org (.binder), in Colab, or on Windows "
-        "in WSL 2 (docs/how-to/where-to-run.md has a line for each)"
+        "in WSL 2 (docs/get-started/install.md has a line for each)"
     )
 
 

@@ -35,7 +35,6 @@ exclude_patterns = [
     "tests",
     "docs/site",
     "docs/sweep.md",
-    "docs/tried.md",
     "**/.ipynb_checkpoints",
 ]
 extensions = [

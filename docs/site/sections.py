@@ -5,6 +5,7 @@ So the order of pages is written once, as a list that GitHub shows as well.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
@@ -12,17 +13,18 @@ from typing import Any
 
 FRONT = "docs/index"
 SECTIONS = {
-    "docs/tutorials/index": "Learn",
-    "docs/how-to/index": "Do",
-    "docs/reference/index": "Look up",
-    "docs/explanation/index": "Understand",
+    "docs/get-started/index": "Get started",
+    "docs/tutorials/index": "Course",
+    "docs/how-to/index": "Guides",
+    "docs/reference/index": "Reference",
+    "docs/explanation/index": "How it works",
     "docs/project/index": "Project",
 }
 """The pages of links, with the word that names each in the head of every page."""
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _ITEM = re.compile(r"^[*-] \[[^\]]*\]\(([^)#:\s]+\.md)\)", re.MULTILINE)
 _FILES = re.compile(r"^<!-- every file of (\S+) -->$", re.MULTILINE)
-_LISTED = "```{{toctree}}\n:maxdepth: 1\n:glob:\n\n/{}\n```"
+_LISTED = "```{{toctree}}\n:maxdepth: 1\n\n{}\n```"
 _HIDDEN = "\n\n```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{}\n```\n"
 
 
@@ -40,12 +42,21 @@ def pages_of(source: str, page: str) -> list[str]:
     return [normpath(here / match[1]) for match in _ITEM.finditer(_FENCE.sub("", source))]
 
 
+def _entry(path: Path, root: Path) -> str:
+    """Return a file's line in a list of pages; a notebook's begins with the number that texts call it by."""
+    page = "/" + path.relative_to(root).with_suffix("").as_posix()
+    if path.suffix != ".ipynb":
+        return page
+    heading = json.loads(path.read_text())["cells"][0]["source"][0].strip("# \n")
+    return f"{path.name.partition('-')[0]} {heading} <{page}>"
+
+
 def with_files(source: str, page: str, root: Path) -> str:
     """Replace ``<!-- every file of PATTERN -->`` by a list of the files' titles, if there are any."""
 
     def replace(comment: re.Match[str]) -> str:
-        pattern = normpath(PurePosixPath(page).parent / comment[1])
-        return _LISTED.format(pattern.rpartition(".")[0]) if any(root.glob(pattern)) else ""
+        paths = sorted(root.glob(normpath(PurePosixPath(page).parent / comment[1])))
+        return _LISTED.format("\n".join(_entry(path, root) for path in paths)) if paths else ""
 
     return _FILES.sub(replace, source)
 

@@ -22,10 +22,13 @@ from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.magics import ParallelMagics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NOT_ON_SITE = {"docs/sweep.md", "docs/tried.md"}
+NOT_ON_SITE = {"docs/sweep.md"}
 PAGES = {
     str(path.relative_to(ROOT).with_suffix("")): path
-    for path in [*(ROOT / "docs").rglob("*.md"), ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    for path in [
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "notebooks/README.md")),
+    ]
     if str(path.relative_to(ROOT)) not in NOT_ON_SITE
 }
 REFERENCE = ROOT / "docs" / "reference"
@@ -57,7 +60,7 @@ def _links() -> Iterator[tuple[str, Path, str]]:
         *PAGES.values(),
         ROOT / "README.md",
         *(ROOT / "notebooks").glob("*.md"),
-        *(ROOT / "docs" / name for name in ("sweep.md", "tried.md")),
+        *(ROOT / page for page in NOT_ON_SITE),
     ]:
         for link in _LINK.findall(_prose(path.read_text())):
             yield str(path.relative_to(ROOT)), path, link
@@ -107,7 +110,9 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_files_are_listed_by_pattern() -> None:
     """The comment that GitHub does not show is a list on the site."""
     made = sections.with_files("a\n\n<!-- every file of 00*.md -->\n\nb", "docs/decisions/index", ROOT)
-    assert ":glob:\n\n/docs/decisions/00*\n" in made
+    assert "\n/docs/decisions/0001-source-roots\n" in made
+    made = sections.with_files("<!-- every file of ../../notebooks/*.ipynb -->", "docs/tutorials/index", ROOT)
+    assert "\n01 Hello, ranks </notebooks/01-hello-ranks>\n" in made
     assert sections.with_files("<!-- every file of none*.md -->", "docs/decisions/index", ROOT) == ""
 
 
@@ -218,7 +223,7 @@ def test_the_page_of_an_index_has_absolute_links() -> None:
         assert ("Source" in fields["urls"]) == bool(address)
     made = hatch_build.with_absolute_links(page, "https://code.example/nbparallel/")
     links = re.findall(r'\]\(([^)\s]+)\)|\b(?:src|srcset)="([^"]+)"', made)
-    assert len(links) >= 25
+    assert len(links) >= 20
     for link in map("".join, links):
         assert link.startswith("https://"), link
         if found := re.fullmatch(r"https://code\.example/nbparallel/(blob|raw)/HEAD/([^#]+)(#.*)?", link):

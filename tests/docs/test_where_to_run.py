@@ -19,7 +19,7 @@ from traitlets.config import Config
 import nbparallel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "docs" / "how-to" / "where-to-run.md"
+PAGE = ROOT / "docs" / "get-started" / "install.md"
 WAYS = ("Docker", "devcontainer", "binder", "Colab", "WSL 2")
 
 
@@ -108,7 +108,7 @@ def test_the_page_has_a_line_for_each_way() -> None:
     """Each way has a row, and the README leads to the page."""
     page = PAGE.read_text()
     assert all(way in page for way in WAYS)
-    assert "docs/how-to/where-to-run.md" in (ROOT / "README.md").read_text()
+    assert "docs/get-started/install.md" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -13,9 +13,7 @@ from tests.docs.test_examples import PAGES, ROOT, examples
 from tests.harness.kernel import Kernel
 
 ON_PURPOSE = {
-    "change-shared-data": ["1 harmless race"],
     "find-a-race": ["1 data race"] * 6,
-    "from-torch-multiprocessing": ["1 data race"],  # Hogwild: ranks update one model without a lock
 }
 WITH_RANKS = [page for page in PAGES if any("%%parallel" in example.code for example in examples(page))]
 

@@ -1,4 +1,4 @@
-"""Make README's picture, a cell that runs and one that has, in JupyterLab: ``make picture``."""
+"""Make README's picture, the panel while a cell runs, in JupyterLab: ``make picture``."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ def take(browser: Browser, lab: LabServer, theme: str) -> bytes:
         page = NotebookPage(context, lab, f"{theme}.ipynb")
         page.use_theme(theme)
         page.run("%load_ext nbparallel\n" + SAMPLE)
-        first = page.run(SUM)
-        timeline = page.run("%parallel_timeline")
+        page.run(SUM)
         panel = page.run("%parallel_panel")
         running = page.begin(UNEVEN)
         panel.wait_for_text("wait for")
-        boxes = [box for part in (first, timeline, panel, running) if (box := part.node.bounding_box())]
+        boxes = [box for part in (panel, running) if (box := part.node.bounding_box())]
         left, top = boxes[0]["x"], boxes[0]["y"]
         width, height = boxes[0]["width"], boxes[-1]["y"] + boxes[-1]["height"] - top
         picture = page.page.screenshot(clip={"x": left, "y": top, "width": width, "height": height})
