@@ -298,5 +298,6 @@ def run(*, quick: bool) -> Section:
         "A fresh kernel for every row and launch, through the messages that a front end would get. "
         "✗: not as a person expects it. The median launch, or the one that went wrong. "
         "jupyter-distributed runs cells through its own JupyterLab extension and server, not in a kernel "
-        "alone: it could not be measured like this; docs/get-started/which-tool.md has what both did in JupyterLab.",
+        "alone: it could not be measured like this; docs/get-started/which-tool.md has what both did in "
+        "JupyterLab.",
     )
