@@ -62,7 +62,7 @@ setup: $(VENV)/lab  ## make .venv with JupyterLab, without opening it: what cont
 lab: $(VENV)/lab  ## open the notebooks in JupyterLab
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks/01-hello-ranks.ipynb
 
-bench: $(VENV)/bench  ## measure beside the peers; writes docs/benchmarks.md
+bench: $(VENV)/bench  ## measure beside the peers; writes docs/explanation/performance.md
 	@$(BIN)/python -m compileall -q nbparallel magics widgets  # as an installation does
 	@$(BIN)/python -m benchmarks $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Figures of nbparallel beside those of its peers: ``make bench`` runs all and writes docs/benchmarks.md.
+"""Figures of nbparallel beside those of its peers: ``make bench`` writes benchmarks/results/DATE.md.
 
 Each module has ``run(*, quick: bool) -> Section`` (see `benchmarks.report`): it checks results first, takes
 turns with its peers in one run, and reports medians.

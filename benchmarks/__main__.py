@@ -6,10 +6,11 @@ import argparse
 import functools
 import importlib.util
 import sys
+import time
 from pathlib import Path
 
-from benchmarks import plots
-from benchmarks.report import PEERS, Section, installed, markdown, replaced
+from benchmarks import plots, published
+from benchmarks.report import PEERS, RESULTS, Section, installed, markdown, newest_results, replaced
 
 MODULES = (
     "startup.first_cell",
@@ -43,15 +44,15 @@ OPTIONAL = ("operations.tuning",)
 
 
 def main() -> int:
-    """Run the modules one after the other; print and write the page."""
+    """Run the modules one after the other; print and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; figures are rough")
     parser.add_argument(
         "--only", nargs="+", choices=(*MODULES, *OPTIONAL), default=MODULES, help="some of the modules"
     )
-    parser.add_argument("--output", type=Path, help=f"by default {plots.PAGE.name} when all modules ran")
+    parser.add_argument("--output", type=Path, help="by default results/DATE.md when all modules ran")
     parser.add_argument(
-        "--replace", action="store_true", help=f"write the sections of --only into {plots.PAGE.name}"
+        "--replace", action="store_true", help="write the sections of --only into the newest results"
     )
     options = parser.parse_args()
     for peer in PEERS:
@@ -68,12 +69,14 @@ def main() -> int:
     page = markdown(sections, "make bench" + (" ARGS=--quick" if options.quick else ""))
     print(page)
     if options.replace:
-        plots.PAGE.write_text(functools.reduce(replaced, sections, plots.PAGE.read_text()))
+        newest = newest_results()
+        newest.write_text(functools.reduce(replaced, sections, newest.read_text()))
     complete = tuple(options.only) == MODULES and not options.quick
     if options.output or complete:
-        (options.output or plots.PAGE).write_text(page)
-    if complete and not options.output:
+        (options.output or RESULTS / f"{time.strftime('%Y-%m-%d')}.md").write_text(page)
+    if options.replace or (complete and not options.output):
         plots.main()
+        published.main()
     return 0
 
 

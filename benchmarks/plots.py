@@ -1,6 +1,6 @@
 """Pictures of all_reduce, drawn from the tables of the page: latency and bus bandwidth over size.
 
-``python -m benchmarks.plots`` draws those of docs/benchmarks.md again; `make bench` does it at its end.
+``python -m benchmarks.plots`` draws those of the newest results again; `make bench` does it at its end.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-FOLDER = PAGE.parent / "explanation" / "img"
+from benchmarks.report import newest_results
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "images" / "explanation"
 UNITS = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 CURVES = ("shared", "private", "gloo", "MPICH", "Open MPI")
 """Columns of the table; those of nbparallel first."""
@@ -117,7 +118,7 @@ def pictures(page: str, ranks: Sequence[int] = (2, 4)) -> dict[str, str]:
 
 def main() -> None:
     """Draw what the page shows."""
-    for name, svg in pictures(PAGE.read_text()).items():
+    for name, svg in pictures(newest_results().read_text()).items():
         (FOLDER / name).write_text(svg)
         print(FOLDER / name)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+RESULTS = Path(__file__).resolve().parent / "results"
 PEERS = ("ipyparallel", "torch", "joblib", "ray", "distributed")
 
 
@@ -44,6 +45,11 @@ class Section:
     """How it was measured, in a sentence or two."""
     table: str = ""
     """Markdown to show instead of the figures' table, where there are many peers."""
+
+
+def newest_results() -> Path:
+    """Return the newest file of figures that `make bench` has written."""
+    return max(RESULTS.glob("20*.md"))
 
 
 def median_seconds(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -123,8 +129,7 @@ def markdown(
         *([about] if about else []),
         "Times are medians, with minimum and maximum in brackets. Peers ran in the same run, taking turns; "
         "results were checked before anything was timed. "
-        "A ratio says how many times longer the peer took. "
-        "[What the figures mean](explanation/figures.md) says why aims are missed.",
+        "A ratio says how many times longer the peer took.",
     ]
     return "\n\n".join([*parts, *map(_text, sections)]) + "\n"
 

@@ -4,7 +4,7 @@
 
 For 2 to 64 ranks on the cores there are: processor time of a rank for one call, because wall time of more
 ranks than cores says little.  Results are checked before anything is timed.  With four cores or more also
-wall time on all of them beside one core, and what the model (docs/explanation/large-groups.md) expects.
+wall time on all of them beside one core, and what the model (docs/dev/large-groups.md) expects.
 """
 
 from __future__ import annotations

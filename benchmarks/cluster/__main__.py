@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from benchmarks.cluster import arrays, cells, losses, operations
-from benchmarks.report import installed, markdown, not_installed
+from benchmarks.report import RESULTS, installed, markdown, not_installed
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "benchmarks-hosts.md"
+PAGE = RESULTS / f"hosts-{os.cpu_count()}-cores.md"
 MODULES = {"cells": cells, "arrays": arrays, "operations": operations, "losses": losses}
 TITLE = "Measured figures of several hosts"
 ABOUT = (

@@ -201,7 +201,8 @@ def run(*, quick: bool) -> list[Section]:
             f"At the same time every rank copies {found.copy_nbytes_per_second / 1e9:.0f} GB/s (read and "
             f"written), one alone copies 64 MB in {human_seconds(found.copy_alone)}. {versions}."
         )
-        picture = f"![latency and bus bandwidth of all_reduce](explanation/img/all_reduce-{ranks}.svg)"
+        drawn = f"../../docs/images/explanation/all_reduce-{ranks}.svg"
+        picture = f"![latency and bus bandwidth of all_reduce]({drawn})"
         sections.append(
             Section(
                 f"Operations between {ranks} ranks", (), f"{NOTES if ranks == 2 else ''}\n\n{speed}".strip(),

@@ -1,6 +1,6 @@
 """How processor time grows with the number of ranks and with bytes, and whether that is as the model says.
 
-The model (docs/explanation/large-groups.md): with more ranks an operation takes at most as many times longer,
+The model (docs/dev/large-groups.md): with more ranks an operation takes at most as many times longer,
 since a rank looks at a word or two of every other one; with more bytes at most as many times longer, since
 every byte is copied or combined a fixed number of times.  What makes a copy of as many bytes slower, memory
 that is farther away than a cache, counts for the copy and not for the operation.

@@ -148,5 +148,5 @@ def run(*, quick: bool) -> Section:
             ),
         ],
         "Populating ahead moves the cost to another core and needs to know the size, so it is not done for "
-        "fresh memory (docs/decisions/0007).",
+        "fresh memory (docs/dev/decisions/0007).",
     )

@@ -34,7 +34,7 @@ exclude_patterns = [
     "build",
     "tests",
     "docs/site",
-    "docs/sweep.md",
+    "docs/dev",
     "**/.ipynb_checkpoints",
 ]
 extensions = [

@@ -1,4 +1,4 @@
-"""The figures of docs/benchmarks.md: what they are measured by has to notice a wrong result."""
+"""The figures of benchmarks/results: what they are measured by has to notice a wrong result."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ ID = re.compile(r"\bF\d{1,2}\b|(?<=_)f\d{1,2}(?=_)")
 
 def test_rows_and_tests_name_the_same_faults() -> None:
     """No id in a test is undefined, no row of the list is without a test."""
-    page = (ROOT / "docs" / "reference" / "faults.md").read_text()
+    page = (ROOT / "tests" / "faults" / "README.md").read_text()
     rows = re.findall(r"^\| (F\d+) \|", page, re.MULTILINE)
     assert len(rows) == len(set(rows)) > 50
     named = set()

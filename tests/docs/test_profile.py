@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md says of where the time goes is measured by this."""
+"""What benchmarks/results says of where the time goes is measured by this."""
 
 from __future__ import annotations
 

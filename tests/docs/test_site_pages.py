@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,14 +21,13 @@ from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.magics import ParallelMagics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NOT_ON_SITE = {"docs/sweep.md"}
 PAGES = {
     str(path.relative_to(ROOT).with_suffix("")): path
     for path in [
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "notebooks/README.md")),
     ]
-    if str(path.relative_to(ROOT)) not in NOT_ON_SITE
+    if "dev" not in path.parts
 }
 REFERENCE = ROOT / "docs" / "reference"
 FOR_SESSIONS = {"Communicator", "call_with_rank", "current", "set_current"}
@@ -60,7 +58,9 @@ def _links() -> Iterator[tuple[str, Path, str]]:
         *PAGES.values(),
         ROOT / "README.md",
         *(ROOT / "notebooks").glob("*.md"),
-        *(ROOT / page for page in NOT_ON_SITE),
+        *(ROOT / "docs" / "dev").rglob("*.md"),
+        *(ROOT / "tests" / "faults").rglob("*.md"),
+        *(ROOT / "benchmarks" / "results").glob("*.md"),
     ]:
         for link in _LINK.findall(_prose(path.read_text())):
             yield str(path.relative_to(ROOT)), path, link
@@ -91,7 +91,7 @@ def test_links_and_anchors_lead_somewhere() -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    """Sections list every page once, and no other; decisions and notebooks come by pattern."""
+    """Sections list every page once, and no other; notebooks come by pattern."""
     listed = [
         page
         for section in sections.SECTIONS
@@ -100,20 +100,18 @@ def test_every_page_is_in_the_navigation() -> None:
     assert len(listed) == len(set(listed))
     front = sections.pages_of(PAGES["docs/index"].read_text(), "docs/index")
     assert front == [], "the front page has sections, not pages"
-    by_pattern = {page for page in PAGES if fnmatch(page, "docs/decisions/0*")}
-    expected = {*PAGES} - {*sections.SECTIONS, "docs/index"} - by_pattern
+    expected = {*PAGES} - {*sections.SECTIONS, "docs/index"}
     assert {page.removesuffix(".md") for page in listed} == expected
-    assert "every file of 0*.md" in PAGES["docs/decisions/index"].read_text()
     assert "every file of ../../notebooks/*.ipynb" in PAGES["docs/tutorials/index"].read_text()
 
 
 def test_files_are_listed_by_pattern() -> None:
     """The comment that GitHub does not show is a list on the site."""
-    made = sections.with_files("a\n\n<!-- every file of 00*.md -->\n\nb", "docs/decisions/index", ROOT)
-    assert "\n/docs/decisions/0001-source-roots\n" in made
+    made = sections.with_files("a\n\n<!-- every file of 00*.md -->\n\nb", "docs/dev/decisions/index", ROOT)
+    assert "\n/docs/dev/decisions/0001-source-roots\n" in made
     made = sections.with_files("<!-- every file of ../../notebooks/*.ipynb -->", "docs/tutorials/index", ROOT)
     assert "\n01 Hello, ranks </notebooks/01-hello-ranks>\n" in made
-    assert sections.with_files("<!-- every file of none*.md -->", "docs/decisions/index", ROOT) == ""
+    assert sections.with_files("<!-- every file of none*.md -->", "docs/dev/decisions/index", ROOT) == ""
 
 
 def _listed(page: str) -> set[str]:
@@ -192,7 +190,7 @@ def test_every_magic_and_option_is_on_its_page() -> None:
     [
         ("[a](../README.md)", "a"),
         ("[a `b`](../tests)", "a `b`"),
-        ("[a](decisions/)", "[a](decisions/index.md)"),
+        ("[a](tutorials/)", "[a](tutorials/index.md)"),
         ("[a](how-to/torch.md#x)", "[a](how-to/torch.md#x)"),
         ("![a](../README.md)", "![a](../README.md)"),
         ("[a](missing.md)", "[a](missing.md)"),
@@ -201,7 +199,7 @@ def test_every_magic_and_option_is_on_its_page() -> None:
 )
 def test_links_on_the_site(link: str, shown: str) -> None:
     """A file that is no page is named without a link, a folder leads to its index, a wrong link stays."""
-    pages = {"docs/index", "docs/decisions/index", "docs/how-to/torch"}
+    pages = {"docs/index", "docs/tutorials/index", "docs/how-to/torch"}
     assert page_source.links_on_site(link, "docs/index", pages, ROOT) == shown
 
 

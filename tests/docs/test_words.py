@@ -31,14 +31,9 @@ DOORS: list[ModuleType] = [
     nbparallel.testing,
     nbparallel.testing.strategies,
 ]
-LOGS = {"sweep.md"}  # of long runs; not on the site
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *(
-        path
-        for path in sorted((ROOT / "docs").rglob("*.md"))
-        if "decisions" not in path.parts and path.name not in LOGS
-    ),
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts),
     *sorted((ROOT / "docs").rglob("*.svg")),
 ]
 # what must not occur, and what to write instead

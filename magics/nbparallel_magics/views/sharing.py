@@ -40,7 +40,7 @@ _COSTS = {
     ),
     "copy": ("nothing: arrays are copied to every rank", "memory and time for every rank"),
 }
-"""What each strategy is and costs, in words; docs/explanation/sharing-strategies.md has the reasons."""
+"""What each strategy is and costs, in words; docs/explanation/memory.md has the reasons."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,13 +1,13 @@
 """A pytest plugin that remembers which repetitions have run, so that the long runs can be cut in pieces.
 
 ``pytest -p tests.faults.sweep.sweep_record --repeat 50 …`` notes every result in ``build/sweep.log`` at
-once, and leaves out what was noted before, there or in ``docs/sweep-runs.csv``.  A test counts from its last
+once, and leaves out what was noted before, there or in ``build/sweep-runs.csv``.  A test counts from its last
 failure on: after a repair all its repetitions run again.
 
     python -m tests.faults.sweep.sweep_record 50 1
 
-moves the log into ``docs/sweep-runs.csv`` and renews the table of ``docs/sweep.md``: which tests have passed
-50 times, and once on the busy core (one number stands for both).
+moves the log into ``build/sweep-runs.csv`` and renews the table of ``README.md`` beside this file:
+which tests have passed 50 times, and once on the busy core (one number stands for both).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 LOG = ROOT / "build" / "sweep.log"
-COMMITTED = ROOT / "docs" / "sweep-runs.csv"
-PAGE = ROOT / "docs" / "sweep.md"
+COMMITTED = ROOT / "build" / "sweep-runs.csv"
+PAGE = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- table: tests.faults.sweep.sweep_record -->", "<!-- end of the table -->"
 PLAIN, BUSY = "plain", "busy core"
 
@@ -101,7 +101,7 @@ def names_of_today() -> list[str]:
 
 
 def table(runs: list[Runs], tests: Sequence[str], wanted: int, wanted_busy: int) -> str:
-    """Return the table of docs/sweep.md: for each file, how many of `tests` have passed often enough."""
+    """Return the table of the long runs: for each file, how many of `tests` have passed often enough."""
     passed = green(runs)
     files: dict[str, list[str]] = defaultdict(list)
     for test in tests:

@@ -260,7 +260,7 @@ def record_all(
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """Return the table of docs/sweep.md."""
+    """Return the table of tests/faults/sweep/README.md."""
     rows = [
         "| strategy | victim | killed at | failed | of these no effect | an error of ours | ended cleanly "
         "| not reached | foreign errors | leaks | hangs, broken |",
