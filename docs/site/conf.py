@@ -95,6 +95,7 @@ html_theme_options = {
     "logo": {"text": "nbparallel"},
     "navbar_end": ["theme-switcher"],
     "show_toc_level": 2,
+    "collapse_navigation": True,  # its toggles have no name for a screen reader
     "footer_start": ["copyright"],
     "footer_end": [],
     "secondary_sidebar_items": ["page-toc"],
