@@ -1,4 +1,4 @@
-"""Every test runs under the leak check and the hang watchdog of `nbparallel.testing`."""
+"""Every test runs under the leak check of `nbparallel.testing` and the hang watchdog of the harness."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-HARNESS = ("kernel.kernel_fixtures", "repetitions", "sessions", "tiers", "turns")
+HARNESS = ("watchdog", "kernel.kernel_fixtures", "repetitions", "sessions", "tiers", "turns")
 pytest_plugins = ["nbparallel.testing.plugin", *(f"tests.harness.{name}" for name in HARNESS), "pytester"]
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,7 @@ import time
 
 import nbparallel as nbp
 from benchmarks.report import Figure, Section, spread
-from nbparallel.testing.leaks import names_of
+from tests.harness.stores import names_of
 
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGSEGV", "SIGABRT", "SIGBUS")
 STRATEGIES = ("file_descriptor", "file_system", "mmap")

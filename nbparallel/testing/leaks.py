@@ -4,16 +4,14 @@ Some facts about counting what a process holds (proc(5), memfd_create(2)):
 
 * ``/proc/self/fd`` shows a memfd as ``/memfd:NAME (deleted)``, and so does ``/proc/self/maps``;
 * a `mmap` object of a file keeps a descriptor of its own, unless `file_mapping` made it;
-* importing a library maps files and may start its thread pool: threads that Python does not know are
-  compared only if no shared library came along;
-* malloc maps and unmaps as it likes: anonymous private mappings are compared with room to spare.
+* what malloc maps, and threads that a library starts when it is imported, say nothing of a leak.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-import re
 import resource
 import signal
 import sys
@@ -21,13 +19,12 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from multiprocessing.process import current_process
 from pathlib import Path
 from typing import Any
 
-from nbparallel.supervisor.sweep import look
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
 from nbparallel.wire.locked_names import notebook_of
@@ -36,26 +33,13 @@ GRACE_SECONDS = 2.0
 """How long what was released may take to vanish (T_gone: a killed kernel's ranks)."""
 POLL_SECONDS = 0.01
 """Between two looks while something is still there; arbitrary."""
-ANONYMOUS_SLACK = 256
-"""Anonymous mappings that malloc and thread stacks may add in one test; arbitrary."""
 STDERR_WORDS = ("leaked", "Exception ignored", "resource_tracker")
 """A test's stderr that holds one of these reports a leak that no assertion found."""
 SHARED_NAMES = "/dev/shm"
 """Where named segments and semaphores are (shm_overview(7), sem_overview(7))."""
 
-_MAPPING = re.compile(r"^\S+ (\S{4}) \S+ \S+ \S+\s*(.*)$")
-
 # looking up the member of the enumeration would take 15 µs for each of 64 signals
 _handler_of: Callable[[int], object] = getattr(signal, "_signal", signal).getsignal
-
-Drain = Callable[[], None]
-_drains: list[Drain] = []
-
-
-def register_drain(drain: Drain) -> None:
-    """Have `drain` called before a difference is called a leak: it empties a pool or a cache."""
-    if drain not in _drains:
-        _drains.append(drain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +56,29 @@ class Footprint:
     """What every open descriptor of this process points to."""
     threads: tuple[str, ...]
     """Names of Python's threads."""
-    native_threads: int
-    """Number of threads that Python does not know."""
     handlers: frozenset[tuple[int, object]] = frozenset()
     """Signals by number, each with its handler in Python."""
     mappings: Counter[str] = field(default_factory=Counter)
     """Shared and memfd mappings of this process, by name."""
-    anonymous: int = 0
-    """Number of private mappings without a name."""
-    libraries: frozenset[str] = frozenset()
-    """Shared libraries that are mapped."""
 
 
 def footprint() -> Footprint:
     """Return what this process and its tree hold now."""
-    mappings, anonymous, libraries = _mappings()
-    known = [thread.native_id for thread in threading.enumerate()]
-    tasks = os.listdir("/proc/self/task") if processes.HAS_PROC else []
     return Footprint(
         pids=processes.pids(),
         names=_names(),
         children=resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt,
         descriptors=_descriptors(),
         threads=tuple(sorted(thread.name for thread in threading.enumerate())),
-        native_threads=sum(int(task) not in known for task in tasks),
         handlers=frozenset((number, _handler_of(number)) for number in map(int, signal.Signals)),
-        mappings=mappings,
-        anonymous=anonymous,
-        libraries=libraries,
+        mappings=_mappings(),
     )
 
 
 def _names() -> frozenset[str]:
     found: set[str] = set()
     for place, prefixes in {SHARED_NAMES: ("nbp", _semaphores()), tempfile.gettempdir(): ("pymp-",)}.items():
-        try:
-            found.update(f"{place}/{name}" for name in os.listdir(place) if name.startswith(prefixes))
-        except FileNotFoundError:
-            continue  # macOS has no /dev/shm
+        found.update(f"{place}/{name}" for name in os.listdir(place) if name.startswith(prefixes))
     return frozenset(found)
 
 
@@ -124,43 +93,20 @@ def _semaphores() -> str:
 
 
 def _descriptors() -> tuple[str, ...]:
-    folder = "/proc/self/fd" if processes.HAS_PROC else "/dev/fd"
     targets = []
-    for name in os.listdir(folder):
-        try:
-            targets.append(os.readlink(f"{folder}/{name}"))
-        except OSError:
-            if not processes.HAS_PROC and _is_open(int(name)):
-                targets.append(f"descriptor {name}")  # macOS: no links there
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed
+            targets.append(os.readlink(f"/proc/self/fd/{name}"))
     return tuple(sorted(targets))
 
 
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
-def _mappings() -> tuple[Counter[str], int, frozenset[str]]:
+def _mappings() -> Counter[str]:
     named: Counter[str] = Counter()
-    libraries = set()
-    anonymous = 0
-    if not processes.HAS_PROC:
-        return named, 0, frozenset()
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-        found = _MAPPING.match(line)
-        if found is None:
-            continue
-        rights, name = found.groups()
-        if not name:
-            anonymous += 1
-        elif rights.endswith("s") or "memfd:" in name:
+        rights, _, _, _, name = [*line.split(maxsplit=5), ""][1:6]
+        if name and (rights.endswith("s") or "memfd:" in name):
             named[name] += 1
-        elif ".so" in name:
-            libraries.add(name)
-    return named, anonymous, frozenset(libraries)
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +134,7 @@ def difference(before: Footprint, after: Footprint, new_processes: list[ProcessR
         Leak("mapping", f"{count} more of {name}")
         for name, count in (after.mappings - before.mappings).items()
     ]
-    if after.anonymous > before.anonymous + ANONYMOUS_SLACK:
-        leaks.append(Leak("mapping", f"{after.anonymous - before.anonymous} more without a name"))
     leaks += [Leak("thread", name) for name in (Counter(after.threads) - Counter(before.threads)).elements()]
-    native = after.native_threads - before.native_threads
-    if native > 0 and after.libraries <= before.libraries:
-        leaks.append(Leak("thread", f"{native} that Python did not start"))
     changed = dict(after.handlers - before.handlers)
     leaks += [Leak("handler", f"of {signal.Signals(n).name}: {changed[n]}") for n in sorted(changed)]
     return leaks
@@ -207,7 +148,7 @@ def _is_of_others(path: str, *, started: bool) -> bool:
     temporary folders are this run's; this process keeps its folder, and one with a socket in use is not left.
     """
     if os.path.isdir(path):
-        used = Path("/proc/net/unix").read_text() if processes.HAS_PROC else ""
+        used = Path("/proc/net/unix").read_text()
         own_folder: Any = current_process()
         return path == own_folder._config.get("tempdir") or any(
             f" {socket}\n" in used for socket in Path(path).iterdir()
@@ -287,9 +228,7 @@ class LeakCheck:
 
 
 def drain_pools() -> None:
-    """Empty what keeps memory for reuse: registered drains, and this process's store of shared arrays."""
-    for drain in _drains:
-        drain()
+    """Empty what keeps memory for reuse: this process's store of shared arrays."""
     sharing = sys.modules.get("nbparallel.sharing")
     if sharing is not None:
         sharing.current_store().drain()
@@ -299,17 +238,3 @@ def drain_pools() -> None:
 def suspicious_words(text: str) -> list[str]:
     """Return the lines of a stderr that report a leak."""
     return [line for line in text.splitlines() if any(word in line for word in STDERR_WORDS)]
-
-
-def names_of(notebook: int, places: Iterable[str] | None = None) -> list[str]:
-    """Return the paths of all names of a notebook (or script) and its ranks, sorted.
-
-    Parameters
-    ----------
-    notebook : int
-        Its process id.
-    places : iterable of path, optional
-        Where to look; by default where a sweep does.
-    """
-    found = look(places).left
-    return sorted(name.path for name in found if name.notebook == notebook)

@@ -24,8 +24,6 @@ SESSION = "NBP_SESSION"
 """Environment variable that names the nbparallel session which a process belongs to."""
 MOST_PATIENCE = 5.0
 """What a busy machine multiplies a bound of the tests by, at most."""
-HAS_PROC = Path("/proc/self/stat").exists()
-"""False on macOS: what stands on ``/proc`` sees nothing there, and says so in its docstring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,7 @@ def patience() -> float:
 
 
 def pids() -> frozenset[int]:
-    """Return the numbers of all processes; empty where there is no ``/proc``."""
-    if not HAS_PROC:
-        return frozenset()
+    """Return the numbers of all processes."""
     return frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 

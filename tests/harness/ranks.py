@@ -38,7 +38,6 @@ from nbparallel.wire.segments import Forget, FramePayload, Notice, Register
 
 if TYPE_CHECKING:
     from nbparallel.multiprocessing.pool import Pool
-    from nbparallel.multiprocessing.workers.pool_streams import WorkerSlot
     from nbparallel.session import Session
     from nbparallel.session.processes.rank_pool import RankPool
 
@@ -341,6 +340,7 @@ def rank_pool(session: Session) -> RankPool:
     return session._ranks.running
 
 
-def worker_slots(pool: Pool) -> dict[int, WorkerSlot]:
-    """Return where each worker of a pool notes what it does, by the identity of its process object."""
-    return pool._casualties.slots
+def worker_states(pool: Pool) -> dict[Any, str]:
+    """Return what each worker of a pool does, by its process, as far as the pool knows it."""
+    workers = list(pool._pipes._workers.values())
+    return {each.process: "has a task" if each.message else "waits" for each in workers if each.is_ready}

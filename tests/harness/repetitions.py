@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from nbparallel.testing.plugin import LIMIT_FACTOR
 from nbparallel.testing.processes import MARK
+from tests.harness.watchdog import LIMIT_FACTOR
 
 BUSY_LIMIT_FACTOR = 3.0
 """On a busy core everything takes at least twice as long; limits grow by this."""

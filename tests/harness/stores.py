@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.sharing import SegmentBroker, SegmentSource, Store, current_store, store
+from nbparallel.supervisor.sweep import look
 
 
 class StoreUsage(NamedTuple):
@@ -75,3 +77,17 @@ def has_store() -> bool:
 def locked_store(store: Store) -> AbstractContextManager[bool]:
     """Hold a store's lock, as an operation of another thread does."""
     return store._lock
+
+
+def names_of(notebook: int, places: Iterable[str] | None = None) -> list[str]:
+    """Return the paths of all names of a notebook (or script) and its ranks, sorted.
+
+    Parameters
+    ----------
+    notebook : int
+        Its process id.
+    places : iterable of path, optional
+        Where to look; by default where a sweep does.
+    """
+    found = look(places).left
+    return sorted(name.path for name in found if name.notebook == notebook)

@@ -12,7 +12,6 @@ import pytest
 from nbparallel.errors import PeerFailedError
 from nbparallel.session import Session
 from nbparallel.session.tasks.parallel_error import ParallelError
-from nbparallel.testing import processes
 from tests.harness import sandboxes
 
 SETUP = """
@@ -101,7 +100,6 @@ peak() - before
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not processes.HAS_PROC, reason="there is no /proc")
 @pytest.mark.parametrize("call", ["dist.all_reduce(x)", "dist.reduce_scatter_tensor(part, x)"])
 def test_a_rank_needs_less_memory(call: str) -> None:
     """It needs two blocks to combine with; staged, its chunks and those of the others."""

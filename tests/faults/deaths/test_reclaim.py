@@ -19,9 +19,9 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.supervisor.sweep import Liveness, sweep
-from nbparallel.testing.leaks import names_of
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.identity import process_state
+from tests.harness.stores import names_of
 from tests.harness.turns import Promised
 
 MAKE = "mine = [nbp.share(np.full(50_000, rank), strategy=s) for s in ('file_system', 'mmap')]"

@@ -25,9 +25,9 @@ from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
-from nbparallel.testing.leaks import names_of
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import Fetch, Lost, LostReason, Register, segment_id
+from tests.harness.stores import names_of
 
 SEGMENT = segment_id(0, 1)
 

@@ -15,7 +15,7 @@ import pytest
 import nbparallel
 from nbparallel.errors import StartError
 from nbparallel.session import Session
-from nbparallel.testing.leaks import names_of
+from tests.harness.stores import names_of
 
 CHANGES = {
     "the directory": "os.chdir('/')",

@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
-from nbparallel.testing.leaks import names_of
+from tests.harness.stores import names_of
 
 NOBODY = 65534
 

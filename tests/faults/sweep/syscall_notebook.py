@@ -15,8 +15,8 @@ from typing import Any
 
 from nbparallel.testing import processes
 from nbparallel.testing.waiting import wait_until
-from nbparallel.testing.watchdog import dump_and_kill
 from tests.harness.sandboxes import missing_reason, on_small_tmpfs
+from tests.harness.watchdog import dump_and_kill
 
 ANSWER_SECONDS = 40.0
 """A hang's bound; the workload takes 50 ms, its repair after a death half a second."""

@@ -76,8 +76,8 @@ def test_a_second_run_leaves_out_what_has_passed(pytester):
     """A failed test runs again, a passed one does not; a repetition's number is in no name."""
     log, runs = pytester.path / "sweep.log", pytester.path / "runs.csv"
     pytester.makepyfile(test_probe=PROBE)
-    plugins = ("-p", "nbparallel.testing.plugin", "-p", "tests.harness.repetitions")
-    plugins += ("-p", "tests.faults.sweep.sweep_record")
+    plugins = ("-p", "nbparallel.testing.plugin", "-p", "tests.harness.watchdog")
+    plugins += ("-p", "tests.harness.repetitions", "-p", "tests.faults.sweep.sweep_record")
     options = (*plugins, "--repeat", "3", "--sweep-log", str(log), "--sweep-runs", str(runs))
     pytester.runpytest_subprocess(*options, timeout=50).assert_outcomes(passed=4, failed=3)
     assert {(run.test, run.passed, run.failed) for run in read(runs, log)} == {

@@ -65,7 +65,7 @@ class TestTwo(Suite):
 
 
 HARNESS = ("-p", "nbparallel.testing.plugin")
-for _name in ("tiers", "turns", "repetitions"):
+for _name in ("watchdog", "tiers", "turns", "repetitions"):
     HARNESS += ("-p", f"tests.harness.{_name}")
 
 

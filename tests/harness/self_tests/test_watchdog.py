@@ -6,8 +6,9 @@ import signal
 import pytest
 
 from nbparallel.testing import processes
-from nbparallel.testing.plugin import WATCHDOG
 from nbparallel.testing.waiting import wait_until
+
+PLUGINS = ("-p", "nbparallel.testing.plugin", "-p", "tests.harness.watchdog")
 
 HANGING = """
 import os, subprocess, sys, threading, time
@@ -52,7 +53,7 @@ def test_after_a_hang_others_run():
 def test_hangs_are_caught(pytester: pytest.Pytester) -> None:
     """A hang fails within its limit, whatever it waits for; stacks are printed, and the run goes on."""
     pytester.makepyfile(HANGING)
-    result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=50)
+    result = pytester.runpytest_subprocess(*PLUGINS, timeout=50)
     result.assert_outcomes(passed=1, failed=4)
     said = result.stderr.str() + result.stdout.str()
     assert said.count(" hung: not finished after 1 s ===") == 4
@@ -62,7 +63,7 @@ def test_hangs_are_caught(pytester: pytest.Pytester) -> None:
 
 STUCK = """
 import ctypes
-import nbparallel.testing.watchdog as watchdog
+from tests.harness import watchdog
 import pytest
 
 watchdog.LAST_RESORT_SECONDS = 1.0
@@ -79,7 +80,7 @@ def test_c_code_that_never_returns():
 def test_stuck_in_c_ends_the_run(pytester: pytest.Pytester) -> None:
     """C code that holds the GIL cannot be raised into: the run prints its stacks and ends."""
     pytester.makepyfile(STUCK)
-    result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=40)
+    result = pytester.runpytest_subprocess(*PLUGINS, timeout=40)
     assert result.ret != 0
     assert "test_c_code_that_never_returns" in result.stderr.str()
 
@@ -108,7 +109,7 @@ def test_long_by_itself():
 def test_tests_can_be_made_harder(pytester: pytest.Pytester) -> None:
     """`--repeat` runs a test many times, `--busy-core` on one core, beside a process of no run."""
     pytester.makepyfile(REPEATED)
-    options = ("-p", "nbparallel.testing.plugin", "-p", "tests.harness.repetitions")
+    options = (*PLUGINS, "-p", "tests.harness.repetitions")
     options += ("--repeat", "5", "--busy-core", "-s")
     result = pytester.runpytest_subprocess(*options, timeout=40)
     result.assert_outcomes(passed=5 + 1)
@@ -133,7 +134,7 @@ def test_a_run_in_the_background_can_be_interrupted(pytester: pytest.Pytester) -
     pytester.makepyfile(INTERRUPTED)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", timeout=20)
+        result = pytester.runpytest_subprocess(*PLUGINS, timeout=20)
     finally:
         signal.signal(signal.SIGINT, before)
     result.assert_outcomes(passed=1)
@@ -142,7 +143,8 @@ def test_a_run_in_the_background_can_be_interrupted(pytester: pytest.Pytester) -
 SLOW_REPORT = """
 import time
 import pytest
-from nbparallel.testing import processes, watchdog
+from nbparallel.testing import processes
+from tests.harness import watchdog
 
 processes.MOST_PATIENCE, watchdog.REPEAT_SECONDS = 1.0, 0.05
 
@@ -166,15 +168,6 @@ def test_after_it():
 def test_a_hang_is_described_however_long_that_takes(pytester: pytest.Pytester) -> None:
     """The watchdog does not raise again inside the runner, which would end the run."""
     pytester.makepyfile(SLOW_REPORT)
-    result = pytester.runpytest_subprocess("-p", "nbparallel.testing.plugin", "-l", timeout=40)
+    result = pytester.runpytest_subprocess(*PLUGINS, "-l", timeout=40)
     result.assert_outcomes(failed=1, passed=1)
     result.stdout.fnmatch_lines(["*slow to describe*"])
-
-
-def test_who_waits_for_others_keeps_the_handler(request: pytest.FixtureRequest) -> None:
-    """The leak check that waits for another worker's test does not find the watchdog's handler gone."""
-    before = signal.getsignal(signal.SIGALRM)
-    with request.config.stash[WATCHDOG].waiting():
-        assert signal.getsignal(signal.SIGALRM) == before
-        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-    assert signal.getitimer(signal.ITIMER_REAL)[0] > 0

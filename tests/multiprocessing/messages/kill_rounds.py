@@ -34,11 +34,12 @@ import nbparallel as nbp
 import nbparallel.multiprocessing as mp
 from nbparallel.multiprocessing import connection, household, queues
 from nbparallel.multiprocessing.household import member, root_supervisor
-from nbparallel.multiprocessing.messages import exchange, light_pickling, parcels
+from nbparallel.multiprocessing.messages import light_pickling, parcels
 from nbparallel.sharing import current_store
-from nbparallel.testing.leaks import LeakCheck, names_of
+from nbparallel.testing.leaks import LeakCheck
 from nbparallel.testing.waiting import wait_until
 from tests.faults.interrupts.instruction_signals import InstructionSignals
+from tests.harness.stores import names_of
 from tests.multiprocessing.household.family import await_held
 
 PRODUCER = ("put", "posted", "in the pipe", "anywhere")
@@ -49,7 +50,7 @@ INSTRUCTIONS = {"produce": 500, "consume": 190}
 """What a message takes of our modules, on Python 3.11; where there are fewer, what follows is killed."""
 SECONDS = 60
 """Then a process is not killed any more but stuck."""
-OURS = (connection, exchange, light_pickling, member, parcels, queues, root_supervisor)
+OURS = (connection, parcels, light_pickling, member, parcels, queues, root_supervisor)
 
 
 class Link:

@@ -16,10 +16,9 @@ from nbparallel.sharing import Store, current_store
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.sharing.strategies.owned_names import process_names
-from nbparallel.testing.leaks import names_of
 from nbparallel.testing.waiting import wait_until
 from tests.harness.sandboxes import missing_reason, on_small_tmpfs, run_script
-from tests.harness.stores import own_sources, store_brokers
+from tests.harness.stores import names_of, own_sources, store_brokers
 
 SHM = Path("/dev/shm")
 NAMED = ("file_system", "mmap")

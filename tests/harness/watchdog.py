@@ -4,21 +4,27 @@ A timer, not a thread: tests fork, and `fork` in a process of several threads is
 timer's handler runs in the main thread between two bytecodes and raises there.  If the main thread is in
 C code that never comes back, `faulthandler` (a thread of C, armed later) prints its stacks and ends the
 run: loud, and nothing of ours survives, because ranks follow their kernel.
+
+The marker ``time_limit(seconds)`` says that a test may take longer than `LIMIT_SECONDS`; it never passes by
+running into the limit.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
+
+import pytest
 
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
@@ -63,33 +69,15 @@ class Watchdog:
         self.expired, self.name, self._limit = "", name, limit_seconds
         self._owner = os.getpid()
         self._previous = signal.signal(signal.SIGALRM, self._on_alarm)
-        self._count()
+        signal.setitimer(signal.ITIMER_REAL, limit_seconds, REPEAT_SECONDS)
+        last = limit_seconds + LAST_RESORT_SECONDS
+        faulthandler.dump_traceback_later(last, exit=True, file=self._stream.fileno())
 
     def disarm(self) -> None:
         """Stop counting."""
-        self._pause()
-        signal.signal(signal.SIGALRM, self._previous)  # type: ignore[arg-type]  # what signal() returned
-
-    def _count(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self._limit, REPEAT_SECONDS)
-        last = self._limit + LAST_RESORT_SECONDS
-        faulthandler.dump_traceback_later(last, exit=True, file=self._stream.fileno())
-
-    def _pause(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         faulthandler.cancel_dump_traceback_later()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Wait for another worker's test, which has a limit of its own; then start to count anew.
-
-        The handler stays: one that changes is a leak for the check that waits.
-        """
-        self._pause()
-        try:
-            yield
-        finally:
-            self._count()
+        signal.signal(signal.SIGALRM, self._previous)  # type: ignore[arg-type]  # what signal() returned
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -188,3 +176,89 @@ def original_stderr() -> TextIO:
     """Return a file on a copy of descriptor 2, which output capture does not swallow."""
     sys.stderr.flush()
     return os.fdopen(os.dup(2), "w", buffering=1)
+
+
+WATCHDOG = pytest.StashKey[Watchdog]()
+_hung = pytest.StashKey[str]()
+LIMIT_FACTOR = pytest.StashKey[float]()
+"""Set in a configuration's stash: what multiplies the limit of every test, whatever the machine's load."""
+_left_by_workers = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the watchdog of this run."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell that started this run behind "&"
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.stash[WATCHDOG] = Watchdog(_fail, original_stderr())
+    config.stash[_left_by_workers] = []
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt what is there before the first test from garbage collections: tests make thousands of them."""
+    gc.collect()
+    gc.freeze()
+
+
+def _fail(text: str) -> None:
+    pytest.fail(text, pytrace=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Set up, call and tear down under one limit."""
+    watchdog = item.config.stash[WATCHDOG]
+    marker = item.get_closest_marker("time_limit")
+    limit = float(marker.args[0]) if marker else LIMIT_SECONDS
+    factor = item.config.stash.get(LIMIT_FACTOR, processes.patience())
+    watchdog.arm(item.nodeid, limit * factor)
+    try:
+        return (yield)
+    finally:
+        watchdog.disarm()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Watch what a test that hung does at its end."""
+    item.config.stash[WATCHDOG].resume()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test that swallowed the watchdog's exception."""
+    watchdog = item.config.stash[WATCHDOG]
+    with watchdog.paused():
+        report = yield
+    if watchdog.expired and watchdog.name == item.nodeid:
+        if report.passed and not item.stash.get(_hung, ""):
+            report.outcome, report.longrepr = "failed", watchdog.expired
+        item.stash[_hung] = watchdog.expired
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if a process of it is still there when all fixtures are gone."""
+    left = list(processes.family(os.getpid(), os.environ[processes.MARK]))
+    processes.kill(left)
+    processes.reap(left)
+    texts: list[str] = [str(record) for record in left]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left"] = texts
+    of_workers: list[str] = session.config.stash[_left_by_workers]
+    texts += of_workers
+    if texts:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            lines = "\n".join(f"  {text}" for text in texts)
+            reporter.write_line(f"\nprocesses of this run were still there (now killed):\n{lines}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Note which processes a worker of pytest-xdist left behind."""
+    node.config.stash[_left_by_workers] += getattr(node, "workeroutput", {}).get("left", [])
