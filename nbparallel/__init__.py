@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from nbparallel.errors import ClosedError as ClosedError
     from nbparallel.errors import CollectiveMismatchError as CollectiveMismatchError
     from nbparallel.errors import CollectiveTimeoutError as CollectiveTimeoutError
-    from nbparallel.errors import DamagedRankError as DamagedRankError
     from nbparallel.errors import DeadlockError as DeadlockError
     from nbparallel.errors import DifferentDataError as DifferentDataError
     from nbparallel.errors import FileDescriptorLimitError as FileDescriptorLimitError

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
+import itertools
+import linecache
 import os
 import re
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import IPython
@@ -25,7 +26,6 @@ from nbparallel.engine.shell import RankShell
 from nbparallel.errors import (
     LET_WRITE,
     LET_WRITE_IN_A_SCRIPT,
-    DamagedRankError,
     PeerFailedError,
     RankExitError,
     ReadOnlyArrayError,
@@ -58,14 +58,6 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
         shown_code = "" if code is None else repr(code)
         exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank is still running", code=code)
         return exit_error.with_traceback(traceback_of(error))
-    damage = ""
-    if isinstance(error, _BY_BROKEN_BUILTINS):
-        inside = not _has_user_frame(traceback_of(error))
-        damage = state.interpreter.repair_builtins(replaced=inside)
-    elif isinstance(error, RecursionError):
-        damage = state.interpreter.repair_recursion_limit()
-    if damage:
-        return damaged(damage, error).with_traceback(traceback_of(error))
     if isinstance(error, KeyboardInterrupt) and not state.interrupts.raised:
         error.args = (" ".join(filter(None, [text_of(error), OWN_INTERRUPT])),)
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
@@ -76,8 +68,6 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
         error.args = (f"{error}{advice}",)
     if isinstance(error, IPython.core.error.UsageError) and "magic function" in str(error):
         error.args = (f"{error} {_OWN_MAGICS}",)
-    if isinstance(error, AttributeError) and (hint := _of_ours(error, state)):
-        error.args = (f"{error}{hint}",)
     if isinstance(error, TypeError) and (text := _wrong_arguments(str(error), state)):
         error.args = (text,)
     if isinstance(error, ValueError | TypeError) or type(error).__module__.startswith(("cv2", "numba.")):
@@ -123,20 +113,6 @@ def _raised_in_cell(traceback: TracebackType | None, state: RankState) -> bool:
     return globals_of_last is state.variables
 
 
-def _of_ours(error: AttributeError, state: RankState) -> str:
-    """Return where an operation is that was looked up in a module imported as ``dist``, torch's for one."""
-    module = state.variables.get("dist")
-    if module is None or error.obj is not module or not isinstance(module, ModuleType):
-        return ""
-    ours = state.defaults.values["dist"]
-    if module is ours or error.name not in ours.__all__:
-        return ""
-    return (
-        f"; `dist` is another module here, by an import: nbparallel's operation is "
-        f"`nbp.distributed.{error.name}`"
-    )
-
-
 def _wrong_arguments(text: str, state: RankState) -> str:
     """Return the message of a call of an operation that its parameters do not fit, with their names."""
     if (match := _CALL.match(text)) is None:
@@ -159,22 +135,7 @@ _OWN_MAGICS = (
     "Ranks have IPython's magics, not what the notebook has added: load its extension (%load_ext), or define "
     "it, in a cell for ranks."
 )
-_BY_BROKEN_BUILTINS = (TypeError, NameError, AttributeError)
-"""What code raises that calls a builtin function which is gone."""
 OWN_INTERRUPT = "(raised by this rank's own code: the rank was not interrupted)"
-
-
-def damaged(damage: str, error: BaseException) -> DamagedRankError:
-    """Return the error about code that has changed what a rank itself needs."""
-    text = _one_line(text_of(error))
-    return DamagedRankError(
-        f"code on this rank {damage}, with which the rank itself cannot work ({type(error).__name__}: "
-        f"{text}); it was put back"
-    )
-
-
-def _one_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:200]
 
 
 def describe(error: BaseException, state: RankState) -> RankFailure:
@@ -289,12 +250,6 @@ def _is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
-def _has_user_frame(trace: TracebackType | None) -> bool:
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    return trace is not None
-
-
 def _user_part(trace: TracebackType | None, *, into_imports: bool = True) -> TracebackType | None:
     """Return the frames of the user's code and of other libraries: without ours, wherever they stand.
 
@@ -333,8 +288,6 @@ def _leave_out_ours(error: BaseException) -> None:
 
 
 def _frames(trace: TracebackType | None, shell: RankShell) -> tuple[FrameLine, ...]:
-    import linecache
-
     frames: list[FrameLine] = []
     while trace is not None and len(frames) < _DEEPEST:
         code = trace.tb_frame.f_code
@@ -420,8 +373,8 @@ def _read_only_arrays(
     Of ``a[0] = b.sum()`` the expression that raised is ``a[0]``: `b` may be read-only, too.  A function's
     `output` is its last argument.
     """
-    names = dict.fromkeys(_named(frame.f_code, line, offset, output=output))
     variables = frame.f_locals
+    names = dict.fromkeys(_named(frame.f_code, line, offset, output=output))
     if variables is not frame.f_globals:
         names.update(dict.fromkeys(variables))
     for name in names:
@@ -432,26 +385,16 @@ def _read_only_arrays(
 
 def _named(code: CodeType, line: int, offset: int, *, output: bool) -> list[str]:
     """Return what is named in the expression of the instruction at `offset`, then on the rest of `line`."""
-    instructions = list(dis.get_instructions(code))
-    raised = next((found for found in instructions if found.offset == offset), None)
-    span = None if raised is None else _span(raised)
-    inside, beside = [], []
-    for found in instructions:
-        values = found.argval if isinstance(found.argval, tuple) else (found.argval,)
-        named = [value for value in values if isinstance(value, str)]
-        part = _span(found)
-        if span is not None and part is not None and span[0] <= part[0] and part[1] <= span[1]:
-            inside += named
-        elif found.positions is not None and found.positions.lineno == line:
-            beside += named
-    if output and raised is not None and raised.opname.startswith("CALL"):
-        inside.reverse()  # `x += y` is no call
-    return inside + beside
-
-
-def _span(instruction: dis.Instruction) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return line and column at which an instruction's expression begins, and where it ends, if known."""
-    lines = instruction.positions
-    if lines is None or None in lines:
-        return None  # as with -X no_debug_ranges
-    return (lines[0], lines[2]), (lines[1], lines[3])  # type: ignore[return-value]
+    first, last, start, end = list(code.co_positions())[offset // 2]
+    if first is None or last is None or start is None or end is None:  # as with -X no_debug_ranges
+        first, last, start, end = line, line, 0, 0
+    lines = [linecache.getline(code.co_filename, n).encode() for n in range(first, last + 1)]
+    if not any(lines):
+        return [*code.co_names, *code.co_varnames]
+    text = b"".join(lines)
+    end += len(text) - len(lines[-1])
+    parts = text[start:end], text[:start], text[end:]
+    inside, *beside = (re.findall(r"[^\W\d]\w*", part.decode(errors="replace")) for part in parts)
+    if output and b"=" not in parts[0].partition(b"(")[0]:  # `x += y` is no call
+        inside.reverse()
+    return [*inside, *itertools.chain(*beside)]

@@ -6,26 +6,333 @@ returns.  The loop waits for frames of the kernel; a task runs in the main threa
 
 from __future__ import annotations
 
+import builtins
 import faulthandler
+import gc
+import getpass
+import itertools
 import os
 import pickle
 import select
 import signal
 import sys
-from typing import NoReturn
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from types import ModuleType
+from typing import Any, NoReturn
 
-from nbparallel import sharing
+from IPython.core.completer import provisionalcompleter
+
+import nbparallel
+from nbparallel import distributed, sharing
 from nbparallel.channel import Channel
 from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.distributed.api.operation_base import PREDEFINED
+from nbparallel.distributed.communicator import Communicator
+from nbparallel.engine import environment, failures, tasks
 from nbparallel.engine import shell as shells
-from nbparallel.engine.engine import Engine
-from nbparallel.errors import ChannelClosedError
+from nbparallel.engine.debugger import Breakpoints
+from nbparallel.engine.environment.settings import FollowedSettings
+from nbparallel.engine.interrupts import Interrupts
+from nbparallel.engine.namespace import RankNames
+from nbparallel.engine.output import RankOutput, mark_threads, pickle_message
+from nbparallel.engine.rank_state import RankState
+from nbparallel.engine.shell import RankShell
+from nbparallel.errors import ChannelClosedError, InputRefusedError, ProtocolError, host_of_rank
+from nbparallel.errors.questions import class_name, text_of
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.supervisor.children import die_with_parent
-from nbparallel.wire.frames import Kind
+from nbparallel.transfer import definitions
+from nbparallel.transfer.variable_info import describe_variable
+from nbparallel.wire.control import ControlView
+from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import pack_pid, pack_versions
-from nbparallel.wire.messages import DESCRIPTORS_CLOSED, Configure
+from nbparallel.wire.inspection import Completion, CompletionRequest, Completions, NamespaceReport, Origin
+from nbparallel.wire.messages import (
+    Configure,
+    InputReply,
+    InputRequest,
+    JoinWorld,
+    Task,
+    runs_user_code,
+)
 from nbparallel.wire.system import JOBLIB, ready
+
+# The engine of a rank: frames of the kernel in, tasks run, outcomes out.
+
+# Reports about an idle rank's namespace: its variables, and completions.
+
+LOOK_SECONDS = 0.3
+"""For so long contents are compared; what is left is not known.  The asker waits for a second."""
+MOST_NAMES = 1000
+"""Variables that are reported, at most; arbitrary."""
+
+
+def inspect_namespace(state: RankState, number: int) -> NamespaceReport:
+    """Return the user's variables of this rank, described; never raises.
+
+    Copies are pickled, to see whether they have changed: as long as a cell that sends them anew would do.
+    """
+    try:
+        store, values = (
+            sharing.current_store(),
+            state.variables.copy(),
+        )  # a thread may assign at the same time
+        names = [
+            name
+            for name in state.defaults.user_names()
+            if name in values and not issubclass(type(values[name]), ModuleType)
+        ]
+        until = time.monotonic() + LOOK_SECONDS
+        reported = [
+            describe_variable(name, values[name], store, state.names.origin(name))
+            for name in names[:MOST_NAMES]
+        ]
+        reported = [
+            replace(info, as_delivered=state.names.is_as_delivered(info.name))
+            if info.origin is Origin.COPIED and time.monotonic() < until
+            else info
+            for info in reported
+        ]
+        return NamespaceReport(number, tuple(reported), len(names) - len(reported))
+    except BaseException as error:  # noqa: BLE001  a question must not end the rank
+        return NamespaceReport(number, (), 0, f"{class_name(error)}: {text_of(error)}")
+
+
+MOST_COMPLETIONS = 300
+"""Completions that are returned, at most; arbitrary."""
+
+
+def complete(state: RankState, request: CompletionRequest) -> Completions:
+    """Return what this rank's own shell would offer; never raises, changes no variable."""
+    try:
+        completer = state.shell.Completer
+        completer.use_jedi = False  # it takes seconds the first time, and analyses source, not values
+        with provisionalcompleter():
+            offered = completer.completions(request.text, request.cursor)
+            found = tuple(
+                Completion(c.start, c.text, "" if c.type == "<unknown>" else str(c.type or ""))
+                for c in itertools.islice(offered, MOST_COMPLETIONS)
+            )
+    except BaseException:  # noqa: BLE001  it runs the user's __dir__; a key press must not end the rank
+        found = ()
+    return Completions(request.number, found)
+
+
+# ``input()`` and ``getpass`` on a rank, answered by the notebook's user.
+
+
+class InputRequests:
+    """Sends a rank's questions and waits for the answers.
+
+    Attributes
+    ----------
+    deferred : deque of Frame
+        Frames that arrived during a wait; the rank's loop handles them first.
+    """
+
+    def __init__(self, channel: Channel, output: RankOutput) -> None:
+        self._channel, self._output = channel, output
+        self._serials = itertools.count(1)
+        self.deferred: deque[Frame] = deque()
+
+    def install(self) -> None:
+        """Replace Python's own functions: a rank has no terminal."""
+        builtins.input = self.input
+        getpass.getpass = self.getpass
+
+    def input(self, prompt: object = "", /) -> str:
+        """Ask the notebook's user, and return what was typed; as Python's own ``input``.
+
+        Raises
+        ------
+        InputRefusedError
+            There is no user to ask, or several ranks asked at the same time.  It is an `EOFError`.
+        """
+        return self._ask(str(prompt), secret=False)
+
+    def getpass(self, prompt: str = "Password: ", stream: object = None, **_: Any) -> str:
+        """Ask without showing what is typed; as ``getpass.getpass``."""
+        return self._ask(str(prompt), secret=True)
+
+    def _ask(self, prompt: str, *, secret: bool) -> str:
+        if threading.current_thread() is not threading.main_thread():
+            raise InputRefusedError("input() works in a cell's own thread only, not in one that it started")
+        request = InputRequest(self._output.task, next(self._serials), prompt, secret)
+        self._output.settle()  # what was printed before the question is shown before it
+        self._channel.send(Kind.INPUT, pickle_message(request), sequence=request.serial)
+        reply = self._reply(request.serial)
+        if reply.refusal:
+            raise InputRefusedError(reply.refusal)
+        return reply.text
+
+    def _reply(self, serial: int) -> InputReply:
+        while True:
+            frame = self._channel.receive()  # in slices: an interrupt raises
+            assert frame is not None, "there was no time-out"
+            if frame.kind is not Kind.INPUT:
+                self.deferred.append(frame)
+                if frame.kind is Kind.EXIT:
+                    raise InputRefusedError("the session is being stopped")
+                continue
+            reply = pickle.loads(frame.payload)
+            assert isinstance(reply, InputReply)
+            if reply.serial == serial:
+                return reply
+
+
+MANY_MODULES = 100
+"""A cell that has imported so many leaves enough objects that a full collection is due soon; arbitrary."""
+
+
+class Engine:
+    """The rank's side of a session: handles the kernel's frames one after the other.
+
+    Attributes
+    ----------
+    state : RankState
+        What stays from task to task.
+    input_requests : InputRequests
+        ``input()`` on this rank.
+    """
+
+    def __init__(
+        self, channel: Channel, broker: SegmentClient, configure: Configure, shell: RankShell
+    ) -> None:
+        self._channel = channel
+        output = RankOutput(channel)
+        mark_threads(output)
+        self.input_requests = InputRequests(channel, output)
+        self.input_requests.install()
+        breakpoints = Breakpoints(self.input_requests.input)
+        breakpoints.install()
+        os.register_at_fork(before=output.flush)  # else a child would write the same text again
+        environment.set_environment(configure)
+        hosts = configure.hosts
+        here = configure.world_size if hosts is None else len(hosts.ranks)
+        self._threads = environment.ThreadLimits(configure.usable_cpus, here)
+        settings = FollowedSettings()
+        shell.attach(output, configure.colors)
+        shell.after_statement = settings.settle
+        shell.text_of_error = partial(failures.shown_text, shell=shell)
+        interrupts = Interrupts(configure.rank)
+        interrupts.install()
+        defaults = environment.Defaults(shell.user_ns, shell.user_ns_hidden)
+        defaults.set(
+            rank=configure.rank,
+            world_size=configure.world_size,
+            rng=environment.random_streams(configure.seed, configure.rank),
+            nbp=nbparallel,
+            dist=distributed,
+            **{name: getattr(distributed, name) for name in PREDEFINED},
+        )
+        self.state = RankState(
+            configure=configure,
+            shell=shell,
+            output=output,
+            broker=broker,
+            interrupts=interrupts,
+            breakpoints=breakpoints,
+            defaults=defaults,
+            names=RankNames(shell.user_ns, sharing.current_store(), defaults=defaults.values),
+            context=configure.place,
+            next_context=configure.place,
+            settings=settings,
+        )
+        settings.begin(configure.place.settings)
+        definitions.set_main_globals(shell.user_ns, shell.user_ns_hidden)
+        self._keepalive: object = None
+        self._port = 0
+
+    def handle(self, frame: Frame) -> None:
+        """Handle one frame of the kernel."""
+        if frame.kind is Kind.STRATEGY:
+            self.state.strategy_choice = pickle.loads(frame.payload)
+            return
+        if frame.kind is Kind.WORKING_CONTEXT:
+            self.state.next_context = pickle.loads(frame.payload)
+            return
+        if frame.kind is Kind.INSPECT:  # may come from another thread, while the last value is being taken
+            report = inspect_namespace(self.state, pickle.loads(frame.payload))
+            self._channel.send(Kind.REPORT, pickle_message(report))
+            return
+        if frame.kind is Kind.COMPLETE:
+            self._channel.send(Kind.REPORT, pickle_message(complete(self.state, pickle.loads(frame.payload))))
+            return
+        if frame.kind is Kind.SETTLE_MESSAGES:  # of this epoch: a new one would have been joined before
+            if self.state.communicator is not None:
+                self.state.communicator.settle(pickle.loads(frame.payload))
+            return
+        if frame.kind is Kind.INPUT:
+            return  # the answer to a question that an interrupt has ended
+        self._keepalive = None  # the kernel has taken the last value, before it sends this frame
+        if frame.kind is Kind.JOIN_EPOCH:
+            self._join(pickle.loads(frame.payload), frame)
+        elif frame.kind is Kind.TASK:
+            task = pickle.loads(frame.payload)
+            assert isinstance(task, Task)
+            self._run(task, frame.fds)
+        else:
+            raise ProtocolError(f"a rank cannot handle {frame.kind!r}")
+
+    def reclaim_memory(self) -> None:
+        """Take back memory that other processes have released."""
+        self._release_unused()
+        sharing.current_store().drain()
+
+    def _release_unused(self) -> None:
+        if self.state.communicator is not None:
+            self.state.communicator.release()
+        self.state.names.release_unbound()
+
+    def release_idle_memory(self) -> float | None:
+        """Unmap memory that has been idle for long; return when to do so again, in milliseconds."""
+        seconds = sharing.current_store().tend()
+        return None if seconds is None else 1000 * seconds + 1
+
+    def _join(self, join: JoinWorld, frame: Frame) -> None:
+        state = self.state
+        if state.communicator is not None:
+            state.communicator.close()
+        if state.control is not None:
+            state.control.close()
+        view = state.control = ControlView(frame.fds[0])
+        if join.hosts is not None:
+            host_of_rank.set(join.hosts.host_of)
+        state.interrupts.use(view)
+        state.communicator = Communicator(
+            view,
+            state.rank,
+            join.world_size,
+            sharing.current_store(),
+            epoch=join.epoch,
+            usable_cpus=state.configure.usable_cpus,
+            hosts=join.hosts,
+        )
+        state.communicator.record()
+        distributed.set_current(state.communicator)
+        here = join.world_size if join.hosts is None else len(join.hosts.ranks)
+        self._port = environment.resize_environment(join.world_size, here, self._port, join.free_port)
+        self._threads.resize(here)
+        state.defaults.set(world_size=join.world_size)
+
+    def _run(self, task: Task, fds: list[int]) -> None:
+        output = self.state.output
+        output.task, output.runs = task.number, runs_user_code(task)
+        modules = len(sys.modules)
+        outcome, self._keepalive = tasks.run_task(self.state, task, fds)
+        if len(sys.modules) >= modules + MANY_MODULES and gc.isenabled():
+            gc.collect()  # now: in a later cell it would delay this rank, and the ranks that wait for it
+        output.runs = False
+        output.settle()
+        self._channel.send(Kind.OUTCOME, pickle_message(outcome), sequence=outcome.number)
+        if not outcome.ok:
+            gc.collect()  # what formatted the traceback refers to itself, and to frames with their arrays
+        self._release_unused()  # `release_idle_memory` follows every frame, and drains
+
 
 prepared_shell: shells.RankShell | None = None
 
@@ -70,7 +377,6 @@ def serve(channel: int, stdout: int, stderr: int, segments: int, *, client: int)
 
 def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
     code = 1
-    sockets = {fd: os.fstat(fd).st_ino for fd in (channel_fd, segments_fd)}
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the engine's own handler is there
         faulthandler.enable(file=2)
@@ -94,9 +400,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
     finally:
         # a rank leaves by _exit only: exit handlers belong to the template or to the user's libraries
         try:
-            if _closed(sockets):
-                code = DESCRIPTORS_CLOSED
-            elif code:
+            if code:
                 sys.excepthook(*sys.exc_info())
             sys.stdout.flush()
             sys.stderr.flush()
@@ -113,17 +417,6 @@ def _remove_folder() -> None:
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _closed(sockets: dict[int, int]) -> bool:
-    """Whether user code has closed a socket of the rank; another file may have its number."""
-    for fd, inode in sockets.items():
-        try:
-            if os.fstat(fd).st_ino != inode:
-                return True
-        except OSError:
-            return True
-    return False
 
 
 def _announce(segments: Channel) -> None:

@@ -31,54 +31,6 @@ MISSING: Any = object()
 """Nothing was delivered under the name, or it is gone."""
 
 
-class DeliveredNames:
-    """Delivered values by name."""
-
-    def __init__(self) -> None:
-        self._weak: dict[str, weakref.ref[Any]] = {}
-        self._strong: dict[str, Any] = {}
-        """What takes no weak reference: numbers, strings, lists, dictionaries …"""
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._weak or name in self._strong
-
-    def get(self, name: str) -> Any:
-        """Return the value, or `MISSING`."""
-        reference = self._weak.get(name)
-        if reference is None:
-            return self._strong.get(name, MISSING)
-        value = reference()
-        return MISSING if value is None else value
-
-    def update(self, values: Mapping[str, Any]) -> None:
-        """Record delivered values."""
-        for name, value in values.items():
-            self.discard(name)
-            try:
-                self._weak[name] = weakref.ref(value)
-            except TypeError:
-                self._strong[name] = value
-
-    def discard(self, name: str) -> None:
-        """Remove a name."""
-        self._weak.pop(name, None)
-        self._strong.pop(name, None)
-
-    def release_unbound(self, namespace: Mapping[str, Any]) -> None:
-        """Remove the names that are not bound to their values any more.
-
-        Should the rank bind one to the very same object again, it counts as the rank's own from then on.
-        """
-        for name, value in list(self._strong.items()):
-            if namespace.get(name, MISSING) is not value:
-                del self._strong[name]
-        for name, reference in list(self._weak.items()):
-            if reference() is None:
-                del self._weak[name]
-
-
-MIN_SWEEP = 64
-"""Arrays that are remembered before dead ones are removed from the table."""
 _UNCHANGING = (int, float, complex, str, bytes, NoneType, FunctionType, type)
 """Kinds of delivered values that a rank does not change in place."""
 _SIZED = (list, dict, set, bytearray)
@@ -108,15 +60,17 @@ class RankNames:
         self._defaults: Mapping[str, Any] = ChainMap(
             cast(dict[str, Any], {} if defaults is None else defaults), dict(namespace)
         )
-        self._delivered = DeliveredNames()
+        self._delivered: dict[str, Any] = {}
+        """What was delivered under each name that was bound to it at the last end of a task."""
         self._fingerprints: dict[str, bytes | int] = {}
         """Of delivered values that the rank can change in place, as they were when they came."""
         self._noted: set[str] = set()
         """Names that a line said the rank has changed, since they came."""
         self._handles: dict[str, ArrayHandle] = {}
-        self.attached: dict[ArrayHandle, weakref.ref[np.ndarray[Any, Any]]] = {}
+        self.attached: weakref.WeakValueDictionary[ArrayHandle, np.ndarray[Any, Any]] = (
+            weakref.WeakValueDictionary()
+        )
         """Attached arrays by their handles."""
-        self._sweep_at = MIN_SWEEP
         # An instance may come long after the last one died, and the kernel does not send its class again.
         self._classes: dict[int, type] = {}
 
@@ -125,7 +79,7 @@ class RankNames:
         value = self._namespace.get(name, MISSING)
         return (
             value is not MISSING
-            and value is not self._delivered.get(name)
+            and value is not self._delivered.get(name, MISSING)
             and value is not self._defaults.get(name, MISSING)
         )
 
@@ -293,21 +247,21 @@ class RankNames:
 
     def release_unbound(self) -> None:
         """Release delivered values whose names the rank has deleted or bound to something else."""
-        self._delivered.release_unbound(self._namespace)
+        self._delivered = {
+            name: value
+            for name, value in self._delivered.items()
+            if self._namespace.get(name, MISSING) is value
+        }
 
     def _attach(self, handle: ArrayHandle) -> np.ndarray[Any, Any]:
         # Two names of the notebook for one array are two names for one array here too.
         key = handle if type(handle.dtype) is str else handle._replace(dtype=repr(handle.dtype))
-        seen = self.attached.get(key)
-        array = None if seen is None else seen()
+        array = self.attached.get(key)
         if array is None:
             array = self._store.attach(handle, writable=handle.writable, broker=self._broker)
             if not handle.writable:
                 array.setflags(write=False)
-            if len(self.attached) >= self._sweep_at:
-                self.attached = {key: seen for key, seen in self.attached.items() if seen() is not None}
-                self._sweep_at = max(MIN_SWEEP, 2 * len(self.attached))
-            self.attached[key] = weakref.ref(array)
+            self.attached[key] = array
         return array
 
     def _load(self, update: NameUpdate, tensors: dict[int, Any]) -> Any:
@@ -324,7 +278,7 @@ class RankNames:
 
     def _delete(self, name: str) -> None:
         own = self.is_own(name)
-        self._delivered.discard(name)
+        self._delivered.pop(name, None)
         self._handles.pop(name, None)
         if own:
             return

@@ -11,7 +11,6 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
-import errno
 import fcntl
 import io
 import os
@@ -35,6 +34,7 @@ from nbparallel.wire.messages import Display, Message, ObservedPart, Stream
 _OURS = "nbparallel."
 _EVERYWHERE = frozenset({"builtins", "datetime"})
 """Modules whose classes every Python has."""
+_PLAIN: tuple[Any, ...] = (str, bytes, int, float, dict, list, tuple)
 
 
 class _Pickler(pickle.Pickler):
@@ -58,20 +58,10 @@ class _Pickler(pickle.Pickler):
 
 def _plain(obj: Any) -> Any:
     """Return the value of an object of a class that is derived from a plain one; else None."""
-    if isinstance(obj, str):
-        return str.__str__(obj)  # `str(obj)` may be another one of that class
-    if isinstance(obj, bytes):
-        return bytes(memoryview(obj))
-    if isinstance(obj, int):
-        return int.__int__(obj)
-    if isinstance(obj, float):
-        return float.__float__(obj)
-    if isinstance(obj, dict):
-        return dict(dict.items(obj))
-    if isinstance(obj, list):
-        return list(list.__iter__(obj))
-    if isinstance(obj, tuple):
-        return tuple(tuple.__iter__(obj))
+    for kind in _PLAIN:
+        if isinstance(obj, kind):
+            plain = kind(obj)
+            return plain if type(plain) is kind else None
     return obj.item() if isinstance(obj, np.bool_ | np.integer | np.floating) else None
 
 
@@ -99,7 +89,8 @@ _libc = ctypes.CDLL(None)
 def _unread(fd: int) -> int:
     """Return how many bytes wait in the pipe (FIONREAD works at both ends: pipe(7))."""
     count = array.array("i", [0])
-    fcntl.ioctl(fd, termios.FIONREAD, count)
+    with contextlib.suppress(OSError):  # user code has closed it
+        fcntl.ioctl(fd, termios.FIONREAD, count)
     return count[0]
 
 
@@ -161,11 +152,7 @@ class RankStream(io.TextIOBase):
         """Write all of `data`; waits while the pipe is full, which slows a tight print loop down."""
         view = memoryview(data)
         while view:
-            try:
-                view = view[os.write(self._fd, view) :]
-            except OSError as error:
-                if error.errno != errno.EBADF or not self._output.reopen(self._fd):
-                    raise
+            view = view[os.write(self._fd, view) :]
 
 
 class _Buffer(io.RawIOBase):
@@ -197,8 +184,6 @@ class RankOutput:
         self.stdout = RankStream(self, 1, "stdout")
         self.stderr = RankStream(self, 2, "stderr")
         self._last = self.stdout
-        self._spare = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (1, 2)}
-        self._reopened: set[str] = set()
         self.task = 0
         """Number of the task that runs, or ran last."""
         self.runs = False
@@ -228,35 +213,10 @@ class RankOutput:
         self.stdout.flush()
         self.stderr.flush()
 
-    def reopen(self, fd: int) -> bool:
-        """Open a stream's descriptor again, which user code has closed; returns whether that worked."""
-        try:
-            os.dup2(self._spare[fd], fd)
-        except OSError:  # it has closed every descriptor
-            return False
-        self._reopened.add("stdout" if fd == 1 else "stderr")
-        return True
-
-    def reopen_closed(self) -> list[str]:
-        """Return the streams that were closed since the last call, which are open again."""
-        self._unread(1)
-        self._unread(2)
-        reopened = sorted(self._reopened)
-        self._reopened.clear()
-        return reopened
-
-    def _unread(self, fd: int) -> int:
-        try:
-            return _unread(fd)
-        except OSError as error:
-            if error.errno != errno.EBADF or not self.reopen(fd):
-                raise
-            return 0
-
     def _wait_until_read(self) -> None:
         deadline = time.monotonic() + DRAIN_SECONDS
         pause = 0.0
-        while (self._unread(1) or self._unread(2)) and time.monotonic() < deadline:
+        while (_unread(1) or _unread(2)) and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(pause + 2e-5, 1e-3)
 

@@ -9,8 +9,7 @@ from typing import Any
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine.debugger import Breakpoints
-from nbparallel.engine.environment import Defaults, InterpreterGuard
-from nbparallel.engine.environment.edited_modules import EditedModules
+from nbparallel.engine.environment import Defaults
 from nbparallel.engine.environment.settings import FollowedSettings
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
@@ -38,8 +37,6 @@ class RankState:
     """``breakpoint()`` on this rank."""
     defaults: Defaults
     """Predefined names."""
-    interpreter: InterpreterGuard
-    """What user code can break for the rank."""
     names: RankNames
     """Which variables the notebook delivered."""
     context: WorkingContext
@@ -56,10 +53,6 @@ class RankState:
     """The notebook's choice of sharing strategies, pickled, until the next task follows it."""
     applied: int = -1
     """Number of the last task whose names were applied."""
-    knows_of_mpi: bool = False
-    """Whether a line was shown about mpi4py, or there is nothing to show."""
-    edited_modules: EditedModules = field(default_factory=EditedModules)
-    """The user's modules that this rank has imported."""
     pid: int = field(default_factory=os.getpid)
     """The rank's own process; a child that user code forked has another."""
 

@@ -11,7 +11,6 @@ import tempfile
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
-from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.compilerop import CachingCompiler
@@ -67,43 +66,37 @@ def _advice(magic: str) -> str:
 
 _MADE = re.compile("tmp[a-z0-9_]{8}")
 """What `tempfile.mkdtemp` makes."""
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
 class RankCompiler(CachingCompiler):
     """Compiler that gives each task's code a unique file name, known before it is compiled.
 
-    The text of a cell is kept for tracebacks as long as code of it may run: to its end, or without end if it
-    defined a function.  That of the last cells is kept as well, since the user may show an error of theirs
-    that was caught.  A session may run any number of cells.
+    The text of the last cells is kept for tracebacks; a session may run any number of cells.
     """
 
-    KEPT = 20
-    """Cells that defined nothing, whose text is kept."""
+    KEPT = 1000
+    """Cells whose text is kept."""
 
     filename = "<nbparallel>"
     """The name for the code that is compiled next."""
     _above = 0
-    _defined = True
-    """Whether the cell of that name has defined anything that can run later."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._done: deque[str] = deque()
+        self._kept: deque[str] = deque()
 
     def begin(self, filename: str, above: int = 0) -> str:
-        """Name the next cell, and drop the text of an old one that cannot be needed any more.
+        """Name the next cell, and drop the text of an old one.
 
         The first lines, `above` of them, stand for what the notebook's cell has there: they are not shown.
         """
         self._above = above
-        if not self._defined:
-            self._done.append(self.filename)
-        while len(self._done) > self.KEPT:
-            old = self._done.popleft()
+        self._kept.append(filename)
+        if len(self._kept) > self.KEPT:
+            old = self._kept.popleft()
             linecache.cache.pop(old, None)
             self._filename_map.pop(old, None)
-        self.filename, self._defined = filename, False
+        self.filename = filename
         return filename
 
     def cache(self, *arguments: Any, **options: Any) -> str:
@@ -114,10 +107,6 @@ class RankCompiler(CachingCompiler):
         linecache.cache[name] = size, when, ["\n"] * hidden + lines[hidden:], file
         return name
 
-    def note_definitions(self, code: CodeType) -> None:
-        """Record whether code of the cell, about to run, defines anything."""
-        self._defined = self._defined or _outlives(code)
-
     def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
         return self.filename
 
@@ -125,12 +114,6 @@ class RankCompiler(CachingCompiler):
         """Return the label of a cell, also for the notebook's other cells."""
         label = label_of(name)
         return ("Cell", label) if label else super().format_code_name(name)
-
-
-def _outlives(code: CodeType) -> bool:
-    """Whether code defines a function, class or generator, which may run after the cell."""
-    parts = [part for part in code.co_consts if isinstance(part, CodeType)]
-    return any(part.co_name not in _COMPREHENSIONS or _outlives(part) for part in parts)
 
 
 class DiscardedOutputs(defaultdict[int, list[Any]]):
@@ -308,7 +291,6 @@ class RankShell(InteractiveShell):
 
     async def run_code(self, code_obj: Any, result: Any = None, *, async_: bool = False) -> Any:
         """Run one statement of a cell (IPython compiles each by itself), after reporting its lines."""
-        self.compile.note_definitions(code_obj)
         lines = [line for *_, line in code_obj.co_lines() if line] or [0]
         self.at_line(lines[0], max(lines))
         outer, self._result = self._result, self._result or result

@@ -32,9 +32,9 @@ def main(fd: int, supervisor: int) -> NoReturn:
     channel = Channel.from_fd(fd)
     os.set_inheritable(fd, False)
     gc.disable()  # hardly anything is garbage yet; a collection takes 10 of 200 ms
-    from nbparallel.engine import main as engine  # numpy, IPython, cloudpickle: what every rank needs
+    from nbparallel.engine.main import prepare  # numpy, IPython, cloudpickle: what every rank needs
 
-    engine.prepare()
+    prepare()
     gc.collect()
     gc.freeze()  # a collection in a rank would touch, and so copy, every page of these objects
     gc.enable()
@@ -103,8 +103,8 @@ def _intermediate(
         os.close(me)
         die_with_parent(supervisor)
         os.setpgid(0, 0)  # no session of its own: see `supervisor.children.start`
-        from nbparallel.engine import main as engine
+        from nbparallel.engine.main import serve
 
-        engine.serve(*frame.fds, client=client)
+        serve(*frame.fds, client=client)
     finally:
         os._exit(1)

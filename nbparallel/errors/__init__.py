@@ -315,10 +315,6 @@ class RankExitError(NbParallelError, RuntimeError):
         self.code = code
 
 
-class DamagedRankError(NbParallelError, RuntimeError):
-    """Code of a cell changed what its rank itself needs: builtin functions, the recursion limit."""
-
-
 class RemoteError(NbParallelError, RuntimeError):
     """An exception of a rank that cannot be rebuilt here; its text and traceback are kept.
 

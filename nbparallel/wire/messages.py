@@ -15,8 +15,6 @@ from nbparallel.wire.timeline import RankTimeline
 CELL_FILE = "<ipython-input-"
 """How the file name of a cell's code begins on a rank, ``<ipython-input-2-7>``: IPython's oldest form, which
 numba's cache and other libraries know."""
-DESCRIPTORS_CLOSED = 93
-"""Exit code of a rank whose sockets user code has closed: it cannot say so in any other way."""
 
 
 class Message:

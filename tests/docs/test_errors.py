@@ -28,7 +28,6 @@ CELLS = {
     "RankExitError": "import sys; sys.exit(3)",
     "RemoteError": "class Own(Exception):\n    def __reduce__(self): raise TypeError\nraise Own('mine')",
     "InputRefusedError": "input()",
-    "DamagedRankError": "import builtins\nbuiltins.isinstance = None\nisinstance(1, int)",
     "CollectiveMismatchError": "if rank == 0:\n    all_reduce(1)",
     "DeadlockError": "recv(src=1 - rank)\nsend(1, 1 - rank)",
     "CollectiveTimeoutError": "import time\ntime.sleep(rank)\nbarrier(timeout=0.1)",

@@ -133,8 +133,8 @@ def test_a_slow_look_at_a_shared_array_is_not_the_last(two_ranks: Session) -> No
     two_ranks.run(
         """
 import time
-from nbparallel.engine import task_report
-look = task_report.show_value
+from nbparallel.engine import tasks
+look = tasks.show_value
 def slow(*args):
     shown = look(*args)
     looked[0] = 1
@@ -210,7 +210,7 @@ def test_a_cell_without_it_looks_at_nothing(two_ranks: Session) -> None:
     """No value is looked at, neither before nor after; with it, once each."""
     two_ranks.run(
         "from nbparallel.engine import task_report\n"
-        "looks, show = [], task_report.show_value\n"
+        "looks, show = [], tasks.show_value\n"
         "task_report.show_value = lambda *args: looks.append(1) or show(*args)\nx = 1"
     )
     assert two_ranks.run("x").drawn is None

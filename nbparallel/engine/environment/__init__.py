@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import random
 import sys
@@ -64,7 +63,23 @@ def _change_directory(path: str) -> None:
 _MISSING = object()
 _SIMPLE = (bool, int, float, str, NoneType, np.int64, np.float64)
 """Kinds of values that a line shows."""
+_MEANT = {
+    "rank": "the rank's number, which is {dist}.get_rank()",
+    "world_size": "the number of ranks, which is {dist}.get_world_size()",
+    "rng": "the rank's own random generator",
+    "dist": "nbparallel.distributed",
+    "nbp": "the module nbparallel",
+}
+"""What predefined names are; the others are operations."""
 _blas: ThreadpoolController | None = None
+
+
+def _shown(value: Any) -> str:
+    """Return a simple value in brackets, if it is short."""
+    if type(value) not in _SIMPLE:
+        return ""
+    text = repr(value.item() if isinstance(value, np.generic) else value)
+    return f" ({text})" if len(text) <= 30 else ""
 
 
 class Defaults:
@@ -123,39 +138,22 @@ class Defaults:
         before : mapping, optional
             What hid defaults when the cell began: only names are returned that hide one since.
         """
-        found = self.hidden(names)
-        for name in found.keys() & (before or {}).keys():
-            if found[name] is (before or {})[name]:
-                del found[name]
-        noted = {name for name, value in found.items() if self._noted.get(name) == id(value)}
-        self._noted |= {name: id(value) for name, value in found.items()}
         dist = "nbp.distributed" if self.hidden(("dist",)) else "dist"
-        meant = {
-            "rank": f"the rank's number, which is {dist}.get_rank()",
-            "world_size": f"the number of ranks, which is {dist}.get_world_size()",
-            "rng": "the rank's own random generator",
-            "dist": "nbparallel.distributed",
-            "nbp": "the module nbparallel",
-        }
         notes = []
-        for name, value in found.items():
-            if name in noted and type(self._values[name]) is not int:
+        for name, value in self.hidden(names).items():
+            if before is not None and before.get(name, _MISSING) is value:
                 continue
-            text = (
-                repr(value.item() if isinstance(value, np.generic) else value)
-                if type(value) in _SIMPLE
-                else ""
-            )
-            shown = f" ({text})" if 0 < len(text) <= 30 else ""
-            what, where = f"the notebook's{shown}", "in the notebook"
+            is_known, self._noted[name] = self._noted.get(name) == id(value), id(value)
+            if is_known and type(self._values[name]) is not int:
+                continue
+            what, where = f"the notebook's{_shown(value)}", "in the notebook"
             if is_own(name):
-                what = "what this cell assigned" if before is not None else "what an earlier cell assigned"
-                what, where = (
-                    f"{what}, for later cells too" if before is not None else what,
-                    "in a cell for ranks",
-                )
-            other = meant.get(name, f"the operation, which is {dist}.{name}")
-            notes.append(f"{name} is {what}, not {other}: `del {name}` {where} brings that back")
+                what = "what an earlier cell assigned"
+                if before is not None:
+                    what = "what this cell assigned, for later cells too"
+                where = "in a cell for ranks"
+            meant = _MEANT.get(name, "the operation, which is {dist}." + name).format(dist=dist)
+            notes.append(f"{name} is {what}, not {meant}: `del {name}` {where} brings that back")
         return tuple(notes)
 
     def user_names(self) -> list[str]:
@@ -167,63 +165,6 @@ class Defaults:
             and value is not self._values.get(name, _MISSING)
             and value is not self._hidden.get(name, _MISSING)
         )
-
-
-class InterpreterGuard:
-    """What a rank needs of its interpreter and code of a cell can change: builtins, the recursion limit.
-
-    It calls no builtin function: any of them may be what was replaced.
-    """
-
-    LEAST_RECURSION = 300
-    """A limit that IPython and the rank can work with."""
-    OFTEN_REPLACED = frozenset(
-        {"_", "print", "input", "open", "help", "exit", "quit", "breakpoint", "display"}
-    )
-    """What programs replace on purpose, and a rank does not need."""
-
-    def __init__(self) -> None:
-        self._now = builtins.__dict__
-        self._former = {
-            name: value for name, value in builtins.__dict__.items() if name != "_" and _is_function(value)
-        }
-        self._limit = sys.getrecursionlimit()
-
-    def repair_builtins(self, *, replaced: bool) -> str:
-        """Put back builtin functions; return which those were, as a part of a sentence, or an empty string.
-
-        Parameters
-        ----------
-        replaced : bool
-            Whether functions that were replaced by others count too, not only those that are gone or are no
-            functions any more.
-        """
-        now = self._now
-        changed = [
-            name
-            for name, value in self._former.items()
-            if now.get(name) is not value
-            and ((replaced and name not in self.OFTEN_REPLACED) or not _is_function(now.get(name)))
-        ]
-        for name in changed:
-            now[name] = self._former[name]
-        names = ", ".join([f"builtins.{name}" for name in changed])
-        return f"replaced {names}" if changed else ""
-
-    def repair_recursion_limit(self) -> str:
-        """Raise a recursion limit that is too low for a rank; return what it was, or an empty string."""
-        limit = sys.getrecursionlimit()
-        if limit >= self.LEAST_RECURSION:
-            return ""
-        sys.setrecursionlimit(self._limit)
-        return f"set the recursion limit to {limit} (sys.setrecursionlimit)"
-
-
-def _is_function(value: Any) -> bool:
-    found = False
-    for kind in value.__class__.__mro__:
-        found = found or "__call__" in kind.__dict__
-    return found
 
 
 def set_environment(configure: Configure) -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from nbparallel.wire.messages import CELL_FILE, DESCRIPTORS_CLOSED
+from nbparallel.wire.messages import CELL_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,6 @@ def describe_death(end: RankDeath) -> str:
             if name == "SIGKILL"
             else _LIKELY_CAUSE.get(name, f"was ended by {name}")
         )
-    if end.exit_code == DESCRIPTORS_CLOSED:
-        return f"was {CLOSED_SOCKETS}"
     if end.exit_code is None:
         return "ended; its exit status is unknown"
     return f"ended with exit code {end.exit_code} (os._exit, or C code that calls exit)"

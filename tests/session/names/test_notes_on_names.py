@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import nbparallel as nbp
 from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.session import Session
 from nbparallel.session.names.delivery import PREDEFINED_NAMES
@@ -93,19 +92,6 @@ def test_other_names_are_noted_once_for_each_value(notebook: Notebook) -> None:
     assert notebook.say("reduce, dist") == []
     notebook.type("reduce = 5")
     assert notebook.say("reduce, dist")[0].startswith("reduce is the notebook's (5), not the operation")
-
-
-@pytest.mark.parametrize("where", ["notebook", "ranks"])
-def test_an_operation_is_found_though_dist_is_another_module(notebook: Notebook, where: str) -> None:
-    """``import torch.distributed as dist`` is a habit, and that one has no ``shard``."""
-    (notebook.type if where == "notebook" else notebook.say)("import math as dist")
-    hint = "; `dist` is another module here, by an import: nbparallel's operation is `nbp.distributed.shard`"
-    for name, told in (("shard", hint), ("neither", "")):
-        with pytest.raises(nbp.ParallelError) as caught:
-            notebook.say(f"dist.{name}([1, 2, 3])")
-        found = {str(error) for error in caught.value.errors.values()}
-        assert found == {f"module 'math' has no attribute '{name}'{told}"}
-    assert notebook.values("nbp.distributed.shard([1, 2, 3])") == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize(

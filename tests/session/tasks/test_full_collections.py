@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.engine.engine import MANY_MODULES
+from nbparallel.engine.main import MANY_MODULES
 from nbparallel.session import Session
 
 IMPORT = "sys.modules.update({{f'made_{{{offset} + i}}': types.ModuleType('made') for i in range({count})}})"
