@@ -12,8 +12,13 @@ from multiprocessing import connection as library
 from multiprocessing import reduction
 from typing import Any, TypeVar
 
-from nbparallel.multiprocessing.messages.exchange import current_membership, join_household, note_carried
-from nbparallel.multiprocessing.messages.parcels import pickle_message, withdraw_parcel
+from nbparallel.multiprocessing.messages.parcels import (
+    current_membership,
+    join_household,
+    note_carried,
+    pickle_message,
+    withdraw_parcel,
+)
 
 
 class Connection(library.Connection):  # no generic at run time

@@ -1,19 +1,17 @@
 """Managers whose messages travel our way; everything else is the library's ``multiprocessing.managers``.
 
 With the library the answer to an interrupted call stays in the connection, and the next call takes it for
-its own.  Here such a connection is shut, and the next call has another.  What the manager cannot answer any
-more it undoes: an item goes back to its queue, a lock is free.  So it is where the caller was killed.
+its own.  Here such a connection is shut, and the next call has another.  What the abandoned call does in the
+manager stays done: an item that it takes is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import connection, process
@@ -21,13 +19,9 @@ from multiprocessing import managers as library
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from nbparallel.multiprocessing.connection import Connection, adopt_end
+from nbparallel.multiprocessing.connection import Connection, MessageListener, adopt_end
 from nbparallel.multiprocessing.starting.interrupts import begin_interrupts, late_interrupts
 from nbparallel.multiprocessing.starting.process_state import concrete_context
-
-_TAKES = frozenset({"get", "get_nowait"})
-_OF_THREADS = type(threading.RLock()), threading.Condition
-"""Locks that only the thread releases that has them."""
 
 
 class ProxyEnd(Connection):
@@ -74,78 +68,6 @@ class ProxyEnd(Connection):
         fresh.close()
 
 
-class ServedEnd(Connection):
-    """A manager's end of a connection to a proxy."""
-
-    _call: tuple[Any, ...] = (None, None)
-    _held: Counter[Any] | None = None
-    """Ident of a lock that only this thread can release -> how often it has it."""
-
-    def recv(self) -> Any:
-        """Receive a request."""
-        request = super().recv()
-        self._call = request[:2]
-        return request
-
-    def send(self, obj: Any) -> None:
-        """Send an answer."""
-        try:
-            super().send(obj)
-        except (BrokenPipeError, ConnectionResetError):
-            self._undo(obj)
-            raise
-        ident, method = self._call
-        if ident is not None and method in ("acquire", "release") and obj[0] == "#RETURN":
-            self._note_lock(ident, method, obj[1])
-
-    def _note_lock(self, ident: Any, method: str, result: Any) -> None:
-        if not isinstance(_served(ident), _OF_THREADS):
-            return
-        self._held = Counter() if self._held is None else self._held
-        if method == "release":
-            self._held[ident] -= 1
-        elif result:
-            self._held[ident] += 1
-
-    def _undo(self, answer: Any) -> None:
-        """Undo a call that no process awaits, and with it what only this thread can undo."""
-        (ident, method), self._call = self._call, (None, None)
-        if ident is None or answer[0] != "#RETURN":
-            return
-        served, result = _served(ident), answer[1]
-        if method in _TAKES:
-            _put_first(served, result)
-        elif method == "acquire" and result:
-            _release(served)
-        held, self._held = self._held or Counter(), None
-        for lock, count in held.items():
-            for _ in range(count - (lock == ident and method == "release")):
-                _release(_served(lock))
-
-
-def _served(ident: Any) -> Any:
-    server: Any = process.current_process()._manager_server  # type: ignore[attr-defined]
-    found = server.id_to_obj.get(ident) or server.id_to_local_proxy_obj.get(ident)
-    return None if found is None else found[0]
-
-
-def _release(lock: Any) -> None:
-    with contextlib.suppress(AttributeError, RuntimeError, ValueError):  # gone, or released by another
-        lock.release()
-
-
-def _put_first(served: Any, item: Any) -> None:
-    """Put an item back into a queue."""
-    if not isinstance(served, queue.Queue):
-        return
-    with served.mutex:
-        if type(served) is queue.Queue:
-            served.queue.appendleft(item)
-        else:
-            served._put(item)
-        served.not_empty.notify()
-
-
 class _Serializer(str):
     """A name that brings this module along: a process that is given a proxy may not have imported it."""
 
@@ -153,11 +75,6 @@ class _Serializer(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Serializer, (str(self),)
-
-
-class _Listener(connection.Listener):
-    def accept(self) -> ServedEnd:
-        return adopt_end(super().accept(), ServedEnd)
 
 
 def _connect(address: Any, family: str | None = None, authkey: bytes | None = None) -> ProxyEnd:
@@ -168,40 +85,11 @@ def _connect(address: Any, family: str | None = None, authkey: bytes | None = No
 
 
 SERIALIZER = _Serializer("nbparallel")
-library.listener_client[SERIALIZER] = (_Listener, _connect)  # type: ignore[attr-defined]
-
-
-class _Accepting:
-    """A server that goes on accepting when a thread cannot be started: the library's never accepts again."""
-
-    listener: Any
-    handle_request: Any
-
-    def accepter(self) -> None:
-        """Serve each connection in a thread of its own."""
-        while True:
-            try:
-                end = self.listener.accept()
-            except OSError:
-                continue
-            try:
-                threading.Thread(target=self.handle_request, args=(end,), daemon=True).start()
-            except (RuntimeError, MemoryError):  # no memory, or too many threads
-                end.close()  # the caller has an EOFError
-
-
-class _Server(_Accepting, library.Server):
-    """The server of `BaseManager`."""
-
-
-class _SharedMemoryServer(_Accepting, library.SharedMemoryServer):
-    """The server of `SharedMemoryManager`."""
+library.listener_client[SERIALIZER] = (MessageListener, _connect)  # type: ignore[attr-defined]
 
 
 class BaseManager(library.BaseManager):
     """A process that holds objects, and what makes proxies of them."""
-
-    _Server: Any = _Server
 
     def __init__(
         self,
@@ -233,8 +121,6 @@ class SyncManager(BaseManager, library.SyncManager):
 
 class SharedMemoryManager(BaseManager, library.SharedMemoryManager):
     """A manager of blocks of `shared_memory`."""
-
-    _Server: Any = _SharedMemoryServer
 
 
 def __getattr__(name: str) -> Any:

@@ -342,5 +342,8 @@ def rank_pool(session: Session) -> RankPool:
 
 def worker_states(pool: Pool) -> dict[Any, str]:
     """Return what each worker of a pool does, by its process, as far as the pool knows it."""
-    workers = list(pool._pipes._workers.values())
-    return {each.process: "has a task" if each.message else "waits" for each in workers if each.is_ready}
+    return {
+        each.process: "waits" if not each.message else "runs" if each.begun.value == each.given else "reads"
+        for each in list(pool._pipes._workers.values())
+        if each.is_ready
+    }

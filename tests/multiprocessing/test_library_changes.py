@@ -22,11 +22,6 @@ KNOWN = {
     "multiprocessing.queues.Queue._feed": {"a294238f3f78"},
     "multiprocessing.queues.Queue._start_thread": {"a96ed302fe89", "5306a29d6b84"},
     "multiprocessing.spawn.get_preparation_data": {"480422034ee4", "5c3d5066f936"},
-    "concurrent.futures.process.ProcessPoolExecutor._spawn_process": {"f1873217c091", "91d10943eb20"},
-    "concurrent.futures.process.ProcessPoolExecutor._start_executor_manager_thread": {"d58fd72ba73d"},
-    "concurrent.futures.process._ExecutorManagerThread.run": {
-        "d49c6c0831ae", "df7868215040", "b7db1ddfe3bc",
-    },
 }  # fmt: skip
 """Digests of the texts of CPython 3.11 to 3.14, without white space: a new one is read before it is added."""
 

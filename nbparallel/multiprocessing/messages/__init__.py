@@ -9,6 +9,6 @@ One message of a queue::
     receiver  pickle.loads               parcels.open_parcel: maps the segments
                 HouseholdMember.take       this process holds them now, and the parcel ends
 
-`parcels` also says which globals of a travelling function the receiver takes, `call_copies` which arrays are
-copied once for many messages; `exchange` finds this process's membership without loading the household.
+`parcels` also says which globals of a travelling function the receiver takes and which arrays are copied once
+for many messages, and finds this process's membership without loading the household.
 """

@@ -19,22 +19,154 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import threading
 import types
-from collections import ChainMap
-from collections.abc import Callable, Mapping
+import weakref
+from collections import ChainMap, Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, NoReturn
 
 from nbparallel.errors import ProtocolError, UnpicklableError
-from nbparallel.multiprocessing.messages.call_copies import CallCopies
-from nbparallel.multiprocessing.messages.exchange import (
-    CarriedMailboxes,
-    PrivateStore,
-    current_membership,
-    join_household,
-    supervised,
-)
 from nbparallel.multiprocessing.messages.light_pickling import RAISED, try_pickle
+
+# The supervisor under which this process is, as far as messages need it.
+#
+# A process takes part from its start by a `Process` of ours; a notebook, a script or a rank from its first
+# message or process.  One that was forked or started in another way takes no part: what it sends is copied.
+
+_carried = threading.local()
+
+
+def join_household() -> Any | None:
+    """Return this process's membership, which begins now if need be; None where it cannot have one."""
+    from nbparallel.errors import ForkedRankError
+    from nbparallel.multiprocessing import household  # importing this package is cheap
+
+    try:
+        return household.membership()
+    except ForkedRankError:
+        return None
+
+
+def current_membership() -> Any | None:
+    """Return this process's membership, if it has one."""
+    household = sys.modules.get("nbparallel.multiprocessing.household")
+    return None if household is None else household.current_membership()
+
+
+def supervised() -> AbstractContextManager[None]:
+    """Return a context in which a lost channel is a `SupervisorDiedError`."""
+    from nbparallel.multiprocessing import household
+
+    return household.supervised()
+
+
+class CarriedMailboxes:
+    """Collects the mailboxes whose reading ends are pickled in this thread while it is in use."""
+
+    def __enter__(self) -> list[int]:
+        self._outer = getattr(_carried, "mailboxes", None)
+        found: list[int] = []
+        _carried.mailboxes = found
+        return found
+
+    def __exit__(self, *_: object) -> None:
+        _carried.mailboxes = self._outer
+
+
+def note_carried(mailbox: int) -> None:
+    """Note that the reading end of a mailbox was pickled."""
+    found: list[int] | None = getattr(_carried, "mailboxes", None)
+    if found is not None:
+        found.append(mailbox)
+
+
+class PrivateStore:
+    """What to pickle with where no array is shared: every array is copied into the message."""
+
+    rights_changes = 0
+
+    def handle(self, x: Any, *, broker: Any = None, writable: bool | None = False) -> None:
+        """Return None: no array can be sent by handle."""
+
+    def location(self, x: object) -> None:
+        """Return None: no array is shared."""
+
+
+def introduce_guest(*, daemon: bool) -> Any | None:
+    """Return what a process that is about to be started is given; None where this one takes no part."""
+    from nbparallel.errors import ForkedRankError
+    from nbparallel.multiprocessing import household
+
+    try:
+        return household.introduce_guest(daemon=daemon)
+    except ForkedRankError:
+        return None
+
+
+# One copy for a private array that many tasks of one call hold.
+#
+# A task that is the only one to hold an array gets a copy of its own, which is shared memory from then on.
+# What several may hold is copied once, and each maps that copy copy-on-write: what a task writes stays there.
+
+_CONTAINERS = (tuple, list, dict)
+_TWICE = 2
+"""How often what a container holds is counted, however many places it is in: more is the same."""
+
+
+class CallCopies:
+    """The copies of one call's arrays; each lives until its array or this object does not.
+
+    Parameters
+    ----------
+    tasks : sequence
+        Arguments of the call's tasks.  An array that is in just one place there, however deep in tuples,
+        lists and dictionaries, is one task's only.
+    """
+
+    def __init__(self, tasks: Sequence[Any]) -> None:
+        self._tasks = tasks
+        self._single: frozenset[int] | None = None
+        self._copies: dict[int, tuple[Any, Any]] = {}
+
+    def copy(self, array: Any, store: Any) -> Any | None:
+        """Return the shared copy of a private array; None if just one task holds it."""
+        key = id(array)
+        if self._single is None:
+            self._single = _single_places(self._tasks)
+        if key in self._single:
+            return None
+        if key not in self._copies:
+            own = weakref.ref(self)  # a cycle would keep the copies until the garbage collector runs
+
+            def drop(_: object) -> None:
+                living = own()
+                if living is not None:
+                    living._copies.pop(key, None)
+
+            # what a `__reduce__` makes for one message only goes with it
+            self._copies[key] = weakref.ref(array, drop), store.share(array, for_all=True)
+        return self._copies[key][1]
+
+
+def _single_places(tasks: Sequence[Any]) -> frozenset[int]:
+    """Return the identities of the arrays that are in one place only."""
+    array_class = sys.modules["numpy"].ndarray
+    arrays: Counter[int] = Counter()
+    visits: Counter[int] = Counter()
+    waiting: list[Any] = [tasks]
+    while waiting:
+        container = waiting.pop()
+        for part in container.values() if type(container) is dict else container:
+            if type(part) is array_class:
+                arrays[id(part)] += 1
+            elif type(part) in _CONTAINERS and visits[id(part)] < _TWICE:
+                visits[id(part)] += 1
+                waiting.append(part)
+    return frozenset(identity for identity, count in arrays.items() if count == 1)
+
 
 INLINE = -1
 """In place of a parcel's number: all memory is in the message itself."""

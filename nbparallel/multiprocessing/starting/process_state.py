@@ -19,9 +19,8 @@ from multiprocessing.util import Finalize
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from nbparallel.multiprocessing.messages.exchange import introduce_guest
 from nbparallel.multiprocessing.messages.light_pickling import try_pickle
-from nbparallel.multiprocessing.messages.parcels import mark_fresh, open_parcel, pack
+from nbparallel.multiprocessing.messages.parcels import introduce_guest, mark_fresh, open_parcel, pack
 from nbparallel.multiprocessing.starting.interrupts import (
     are_blocked,
     begin_interrupts,

@@ -1,6 +1,6 @@
 """Workers: one engine, `worker_pool`, and what stands on it.
 
-`pool_streams` are the two pipes of a pool, at both ends, and what each worker notes before each step;
+`worker_pipes` are the two pipes of a pool, at both ends, and what each worker notes before each step;
 `dead_workers` decides what a death costs; `task_interrupts` stop tasks.  `executor`, `joblib_backend` and
 `data_loader` hand calls to a `CallPool`.  `spawned_processes` start, fail and end together.
 """

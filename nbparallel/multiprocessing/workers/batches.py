@@ -7,7 +7,6 @@ import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing import pool
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,14 +56,11 @@ class BatchMaker:
         self.dataset, self._collate = dataset, collate
         self._batch_size, self._drop_last, self.seed, self._stream = batch_size, drop_last, seed, stream
         self._epoch = -1
-        self._part = 0
-        self._made = 0
         self._remaining: Any = None
 
-    def begin(self, epoch: int, *, part: int = 0) -> None:
-        """Prepare for an epoch; `part`: of the stream that this process reads."""
-        self._epoch, self._made, self._remaining = epoch, 0, None
-        self._part = part if self._stream else 0
+    def begin(self, epoch: int) -> None:
+        """Prepare for an epoch."""
+        self._epoch, self._remaining = epoch, None
 
     def make(self, number: int, indices: Any, *, restore: bool) -> Any:
         """Return batch `number` of the epoch, `EndOfStream` behind the last one of a stream.
@@ -74,10 +70,8 @@ class BatchMaker:
         Exception
             What the dataset or the collation raised, with a note that names the batch.
         """
-        if self._stream:
-            number, self._made = self._made, self._made + 1
         try:
-            with seeded(self.seed, self._epoch, number, self._part, restore=restore):
+            with seeded(self.seed, self._epoch, number, restore=restore):
                 return self._next_of_stream() if self._stream else self._of_indices(indices)
         except StopIteration as error:  # it would end the caller's loop without a word
             raise RuntimeError(f"a sample of {describe(number, indices)} raised StopIteration") from error
@@ -170,18 +164,10 @@ class WorkerInfo:
     """
 
     def __init__(self, identifier: int, num_workers: int, seed: int, dataset: Any) -> None:
-        self._id, self.num_workers, self.seed, self.dataset = identifier, num_workers, seed, dataset
-        self.asked = False
-        """Whether the id was asked for."""
-
-    @property
-    def id(self) -> int:
-        """Number of the worker."""
-        self.asked = True
-        return self._id
+        self.id, self.num_workers, self.seed, self.dataset = identifier, num_workers, seed, dataset
 
     def __repr__(self) -> str:
-        return f"WorkerInfo(id={self._id}, num_workers={self.num_workers}, seed={self.seed})"
+        return f"WorkerInfo(id={self.id}, num_workers={self.num_workers}, seed={self.seed})"
 
 
 _own: list[WorkerInfo] = []
@@ -189,8 +175,6 @@ _own: list[WorkerInfo] = []
 
 def get_worker_info() -> Any:
     """Return the `WorkerInfo` of the loader's worker that this process is; None in any other process.
-
-    A dataset that can only be iterated uses it to read its part: one of `num_workers`.
 
     Examples
     --------
@@ -210,16 +194,12 @@ class Assignment(NamedTuple):
     worker_init_fn: Callable[[int], Any] | None
 
 
-BATCH, FAILED = 1, 2
-"""First of what `make_batch` returns: the batch follows, or why this worker could not begin."""
-
-
 class _Worker:
     """A worker of a loader, which its process is."""
 
     maker: BatchMaker
-    info: WorkerInfo
-    failure: Any = None
+    failure: Exception | None = None
+    """What it raised when it began: so does each of its batches."""
     run = -1
     """The iteration for which it made its last batch."""
 
@@ -227,34 +207,31 @@ class _Worker:
 _worker = _Worker()
 
 
-def begin_worker(given: Assignment | KeptObject, first: int, num_workers: int, seeds: list[int]) -> None:
-    """Begin as a worker of a loader, whose number is this process's place in its pool, from `first` on."""
+def begin_worker(given: Assignment | KeptObject, num_workers: int, seeds: list[int]) -> None:
+    """Begin as a worker of a loader, whose number is this process's place in its pool."""
     _worker.run, _worker.failure = -1, None  # a worker of a loader may have forked this one
     try:
         assignment = given.open() if isinstance(given, KeptObject) else given
-        number = first + worker_place()
+        number = worker_place()
         _worker.maker = assignment.maker
-        _worker.info = WorkerInfo(number, num_workers, seeds[number], assignment.maker.dataset)
-        _own[:] = [_worker.info]
+        _own[:] = [WorkerInfo(number, num_workers, seeds[number], assignment.maker.dataset)]
         limit_threads(1)  # as torch's own workers: there are as many processes as are wanted
         _tell_torch()
         if assignment.worker_init_fn is not None:
             assignment.worker_init_fn(number)
     except Exception as error:  # noqa: BLE001  whatever the user's code raises
-        _worker.failure = pool.ExceptionWithTraceback(error, error.__traceback__)  # type: ignore[attr-defined]
+        _worker.failure = error
 
 
-def make_batch(run: int, epoch: int, number: int, indices: Any) -> tuple[int, bool, Any]:
-    """Return a batch, and whether the dataset has asked which worker this is: it reads a part of a stream."""
+def make_batch(run: int, epoch: int, number: int, indices: Any) -> Any:
+    """Return a batch."""
     if _worker.failure is not None:
-        return FAILED, False, _worker.failure
-    info = _worker.info
+        raise _worker.failure
     if run != _worker.run:
-        _worker.run, info.asked = run, False
-        _worker.maker.begin(epoch, part=info._id)
+        _worker.run = run
+        _worker.maker.begin(epoch)
     _tell_torch()
-    batch = _worker.maker.make(number, indices, restore=False)
-    return BATCH, info.asked, batch
+    return _worker.maker.make(number, indices, restore=False)
 
 
 def _tell_torch() -> None:
@@ -263,4 +240,4 @@ def _tell_torch() -> None:
 
 def answer_torch() -> None:
     """Set what torch's datasets ask for; called when torch is there."""
-    vars(sys.modules[_TORCH])["_worker_info"] = _worker.info
+    vars(sys.modules[_TORCH])["_worker_info"] = _own[0]

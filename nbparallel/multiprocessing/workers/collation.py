@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.multiprocessing.messages.exchange import current_membership
+from nbparallel.multiprocessing.messages.parcels import current_membership
 from nbparallel.sharing import get_sharing_strategy
 from nbparallel.sharing.tensor_storage import is_dense, shared_storage
 from nbparallel.sharing.tensors import is_tensor

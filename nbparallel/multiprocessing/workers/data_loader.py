@@ -16,12 +16,11 @@ import contextlib
 import gc
 import itertools
 import os
-import queue
 import secrets
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from multiprocessing import TimeoutError as LibraryTimeoutError
 from multiprocessing import current_process
@@ -30,12 +29,10 @@ from typing import Any
 import numpy as np
 
 from nbparallel.errors import WorkerDiedError
-from nbparallel.multiprocessing.messages.exchange import join_household
-from nbparallel.multiprocessing.messages.parcels import KeptObject
+from nbparallel.multiprocessing.messages.parcels import KeptObject, join_household
 from nbparallel.multiprocessing.starting.interrupts import wait_in_slices
 from nbparallel.multiprocessing.starting.process_state import default_context
 from nbparallel.multiprocessing.workers.batches import (
-    FAILED,
     Assignment,
     BatchMaker,
     EndOfStream,
@@ -142,65 +139,40 @@ class SamplingPlan:
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
 
-def _kept(assignment: Assignment) -> Any:
-    """Return a message for all workers; what holds locks or queues goes to each process as it starts."""
-    try:
-        return KeptObject(assignment)
-    except (TypeError, RuntimeError):
-        pass
-    gc.collect()  # the error's traceback is a cycle, and holds frames: so the loader, and the user's
-    return assignment
-
-
-class _Lane:
-    """A pool of a loader, and how many calls it has."""
-
-    def __init__(self, pool: CallPool) -> None:
-        self.pool, self.busy = pool, 0
-
-
 class _Workers:
-    """The workers of a loader, for one iteration at a time.
+    """The workers of a loader, for one iteration at a time; any of them makes any batch.
 
-    Any worker makes any batch; but of a stream each reads on from where it is, and so has a pool of its own.
+    A stream has one worker: two would read it twice.
     """
 
-    def __init__(self, context: Any, assignment: Assignment, num_workers: int, *, stream: bool) -> None:
-        self._pid, self._member, self._context = os.getpid(), join_household(), context
+    def __init__(self, context: Any, assignment: Assignment, size: int) -> None:
+        self._pid, self._member = os.getpid(), join_household()
         self.run = 0
         """Number of the present iteration."""
-        seeds = np.random.SeedSequence(assignment.maker.seed).generate_state(num_workers, np.uint64).tolist()
-        given: Any = assignment if context.get_start_method() == "fork" else _kept(assignment)
-        self._given = given, num_workers, seeds
-        self._sizes = [1] * num_workers if stream else [num_workers]
-        self.lanes: list[_Lane] = []
-        self.start(1)
-
-    def start(self, lanes: int | None = None) -> None:
-        """Start the workers of so many lanes, or of all, that have not been started."""
-        given, *rest = self._given
-        for size in self._sizes[len(self.lanes) : lanes]:
-            initargs = given, len(self.lanes), *rest
-            self.lanes.append(_Lane(CallPool("loader", size, begin_worker, initargs, None, self._context)))
+        seeds = np.random.SeedSequence(assignment.maker.seed).generate_state(size, np.uint64).tolist()
+        given: Any = assignment
+        if context.get_start_method() != "fork":
+            # one message for all; what holds locks or queues goes to each process as it starts
+            with contextlib.suppress(TypeError, RuntimeError):
+                given = KeptObject(assignment)
+            if given is assignment:
+                gc.collect()  # the error's traceback is a cycle, and holds frames: so the loader
+        self.pool = CallPool("loader", size, begin_worker, (given, size, seeds), None, context)
 
     @property
     def usable(self) -> bool:
         """Whether this process has started them, under the supervisor that it still has."""
-        if self._pid != os.getpid() or self._member is not join_household():
-            return False
-        return not any(lane.pool.failed for lane in self.lanes)
+        own = self._pid == os.getpid() and self._member is join_household()
+        return own and self.pool.failed is None
 
     def cancel(self) -> None:
         """Make void what they were to make; what one makes now is dropped."""
-        for lane in self.lanes:
-            lane.busy = 0
-            interrupt(lane.pool, running=False)
+        interrupt(self.pool, running=False)
 
     def end(self) -> None:
         """End them (idempotent)."""
         if self._pid == os.getpid():
-            while self.lanes:  # a pool that is referred to keeps the names of its locks
-                self.lanes.pop().pool.end()
+            self.pool.end()
 
 
 class _Keeper:
@@ -236,7 +208,7 @@ class _Keeper:
 
 
 class _LocalIteration(Iterator[Any]):
-    """Batches that are made in this process, each when it is asked for."""
+    """Batches that are made in this process, each when it is asked for; one that fails is passed over."""
 
     def __init__(self, maker: BatchMaker, indices: Iterator[Any], epoch: int) -> None:
         self._maker = maker
@@ -270,24 +242,12 @@ class _WorkerIteration(Iterator[Any]):
         self._group, self._epoch = group, epoch
         group.run += 1
         self._indices: Iterator[Any] = indices
-        self._in_order, self._timeout, self._workers = loader.in_order, loader.timeout, loader.num_workers
-        self._ahead = loader.prefetch_factor * loader.num_workers
-        self._active = list(group.lanes)
-        """Lanes that may be given calls."""
-        self._stream = loader._plan.stream
-        self._undecided = self._stream and loader.worker_init_fn is None
-        """Whether the first batch says if the dataset gives each worker a part."""
-        if self._undecided:  # by itself
-            self._active, self._ahead = self._active[:1], 1
-        elif self._stream:
-            group.start()
-            self._active = list(group.lanes)
-        self._prefetch = loader.prefetch_factor
-        self._given = self._taken = self._turn = 0
-        self._makes: dict[int, Any] = {}
-        """Number -> indices of what has not come."""
-        self._came: queue.SimpleQueue[tuple[int, _Lane, bool, Any]] = queue.SimpleQueue()
-        self._replies: dict[int, tuple[_Lane, bool, Any]] = {}
+        self._in_order, self._timeout = loader.in_order, loader.timeout
+        self._stream, self._workers = loader._plan.stream, loader._processes
+        self._ahead = loader.prefetch_factor * self._workers
+        self._numbers = itertools.count()
+        self._calls: dict[int, tuple[Any, Future[Any]]] = {}
+        """Number -> indices and batch of what was given to the workers and has not been taken, as given."""
         # Last: it is called for a half-made object too, and at the end of the program.
         self._finalizer = weakref.finalize(self, keeper.put_back, group)
         self._keeper = keeper
@@ -300,7 +260,7 @@ class _WorkerIteration(Iterator[Any]):
         ------
         Exception
             What the dataset, the collation or `worker_init_fn` raised; its cause is the worker's traceback.
-            After the first two the iteration can go on.
+            The iteration can go on.
         WorkerDiedError
             A worker has ended; the message names the batch and its samples.
         multiprocessing.TimeoutError
@@ -309,102 +269,73 @@ class _WorkerIteration(Iterator[Any]):
         while True:
             try:
                 self._give()
-                if self._given == self._taken:
+                if not self._calls:
                     self._end()
                     raise StopIteration
-                lane, succeeded, content = self._next_reply()
+                _, batch = self._calls.pop(self._next_number())
             except StopIteration:
                 raise
             except BaseException:
                 self._end(kill=True)
                 raise
-            kind, asked, batch = content if succeeded else (0, False, content)
-            self._settle(lane, asked, knows=succeeded, end=batch is EndOfStream)
-            if kind == FAILED or (not succeeded and self._is_lost(content)):
-                self._end(kill=True)
-            if not succeeded or kind == FAILED:
-                try:
-                    raise batch
-                finally:
-                    del content, batch  # the traceback holds this frame, and so the iteration
-            if batch is not EndOfStream:
+            if (error := batch.exception()) is None:
+                if batch.result() is EndOfStream:
+                    self._indices = iter(())
+                    continue
                 with contextlib.suppress(WorkerDiedError):  # of the next one, which raises it
                     self._give()  # before the caller works on this one
-                return batch
-
-    def _is_lost(self, error: BaseException) -> bool:
-        """Whether no further batch can come as it would have: a stream's place is gone with its worker."""
-        return isinstance(error, WorkerDiedError) and (self._stream or not self._group.usable)
+                return batch.result()
+            # no further batch can come as it would have: a stream's place is gone with its worker
+            if isinstance(error, WorkerDiedError) and (self._stream or not self._group.usable):
+                self._end(kill=True)
+            try:
+                raise error
+            finally:
+                del error, batch  # the traceback holds this frame, and so the iteration
 
     def _end(self, *, kill: bool = False) -> None:
-        self._active.clear()
-        self._replies.clear()
-        self._indices, self._came = iter(()), queue.SimpleQueue()
-        self._given = self._taken
+        self._indices = iter(())
+        self._calls.clear()
         if self._finalizer.detach() is not None:
             self._keeper.put_back(self._group, end=kill)
 
     def _give(self) -> None:
         """Give calls to the workers, as many as they are to be ahead."""
-        while self._active and self._given - self._taken < self._ahead:
-            try:
-                indices = next(self._indices)
-            except StopIteration:
-                self._active.clear()
-                return
-            lane = self._active[self._turn % len(self._active)]
-            if not self._in_order:
-                lane = min(self._active, key=lambda each: each.busy)
-            number = self._given
-            self._makes[number] = indices
-            lane.busy += 1
-            lane.pool.call(
+        for indices in itertools.islice(self._indices, self._ahead - len(self._calls)):
+            number, batch = next(self._numbers), Future[Any]()
+            self._group.pool.call(
                 make_batch,
                 (self._group.run, self._epoch, number, indices),
                 {},
-                partial(_arrive, self._came, number, lane),
+                partial(_arrive, batch),
                 name=partial(describe, number, indices),
             )
-            self._given += 1
-            self._turn += 1
+            self._calls[number] = indices, batch
 
-    def _next_reply(self) -> tuple[_Lane, bool, Any]:
-        deadline = time.monotonic() + self._timeout if self._timeout else None
-        while True:
-            if self._replies and (not self._in_order or self._taken in self._replies):
-                return self._replies.pop(self._taken if self._in_order else next(iter(self._replies)))
-            if not wait_in_slices(self._receive, None if deadline is None else deadline - time.monotonic()):
-                made = ", ".join(
-                    describe(*one) for one in itertools.islice(self._makes.items(), self._workers)
-                )
-                raise LibraryTimeoutError(
-                    f"no batch came within timeout={self._timeout:g} s: {made}; its workers were ended"
-                )
+    def _next_number(self) -> int:
+        """Wait until the next batch has come, and return its number."""
+        wanted = {batch: number for number, (_, batch) in self._calls.items()}
+        if self._in_order:
+            wanted = dict(itertools.islice(wanted.items(), 1))
 
-    def _receive(self, seconds: float | None) -> bool:
-        with contextlib.suppress(queue.Empty):
-            number, *reply = self._came.get(timeout=None if seconds is None else max(0.0, seconds))
-            self._makes.pop(number, None)
-            self._replies[number] = (reply[0], reply[1], reply[2])
-            return True
-        return False
+        def has_come(seconds: float | None) -> object:
+            return wait(wanted, seconds, FIRST_COMPLETED).done
 
-    def _settle(self, lane: _Lane, asked: bool, *, knows: bool, end: bool) -> None:
-        self._taken += 1
-        lane.busy -= 1
-        if end and lane in self._active:
-            self._active.remove(lane)
-        if self._undecided and knows:  # what a sample raises says nothing of parts
-            self._undecided = False
-            if asked:
-                self._group.start()
-                self._active += self._group.lanes[1:]
-                self._turn = len(self._active) - len(self._group.lanes) + 1
-            self._ahead = self._prefetch * max(1, len(self._active))
+        if not wait_in_slices(has_come, self._timeout or None):
+            calls = self._calls.items()
+            late = [describe(number, indices) for number, (indices, batch) in calls if not batch.done()]
+            raise LibraryTimeoutError(
+                f"no batch came within timeout={self._timeout:g} s: {', '.join(late[: self._workers])}; its "
+                "workers were ended"
+            )
+        return next(number for batch, number in wanted.items() if batch.done())
 
 
-def _arrive(came: queue.SimpleQueue[Any], number: int, lane: _Lane, succeeded: bool, content: Any) -> None:
-    came.put((number, lane, succeeded, content))
+def _arrive(batch: Future[Any], succeeded: bool, content: Any) -> None:
+    if succeeded:
+        batch.set_result(content)
+    else:
+        batch.set_exception(content)
 
 
 class DataLoader:
@@ -459,9 +390,8 @@ class DataLoader:
     -----
     Names and meanings are those of ``torch.utils.data.DataLoader``; torch is not needed.
 
-    A dataset that can only be iterated is read by one worker, unless it asks for the worker's `id`
-    (`get_worker_info`) before its first sample, or there is a `worker_init_fn`: then each reads its part, or
-    everything if nothing gives it a part, as in torch.
+    A dataset that can only be iterated has one worker, whatever `num_workers` says, and is read whole once:
+    `get_worker_info` calls it one of one.
 
     Leaving an iteration early makes the rest void: nothing of it stays in memory or goes on, but for a sample
     that is being made.  An interrupt while a batch is awaited, an ended worker and a time-out end the
@@ -561,8 +491,12 @@ class DataLoader:
         if group is None:
             context = default_context().get_context(self.start_method).get_context()
             assignment = Assignment(maker, self.worker_init_fn)
-            group = _Workers(context, assignment, self.num_workers, stream=plan.stream)
+            group = _Workers(context, assignment, self._processes)
         return _WorkerIteration(self, self._workers, group, indices, epoch)
+
+    @property
+    def _processes(self) -> int:
+        return 1 if self._plan.stream else self.num_workers
 
     def close(self) -> None:
         """End workers that wait for the next iteration, which starts others (idempotent)."""

@@ -1,43 +1,21 @@
-"""What the death of a worker costs: mostly nothing, else its task, at worst all that is under way."""
+"""What the death of a worker costs: nothing, or the task that it had."""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import signal
-import threading
 import time
+import weakref
 from collections.abc import Sequence
 from multiprocessing import pool as library
 from typing import Any
 
 from nbparallel.errors import WorkerDiedError
-from nbparallel.multiprocessing.workers.pool_streams import Step, WorkerSlot
 
-_LOCK_CHECKS = 5
-"""How often a lock is looked at, a few milliseconds apart, before it is taken for a dead worker's."""
 _FAILED_STARTS = 8
-"""Workers that may die one after the other before any has begun a task."""
+"""Workers that may die one after the other before any has begun."""
 _LOST = 255
 """Exit code that the library gives a process whose fork server has ended."""
-_TORN = frozenset({Step.READING, Step.WRITING})
-
-
-def is_held(lock: Any) -> bool:
-    """Whether some process has a lock."""
-    return bool(lock._semlock._is_zero())
-
-
-def free_lock(lock: Any, living: list[WorkerSlot], holding: frozenset[Step]) -> None:
-    """Release a lock that a dead worker had: it is held, and no living worker records that it holds it."""
-    for _ in range(_LOCK_CHECKS):
-        if not is_held(lock) or any(slot.read()[0] in holding for slot in living):
-            return
-        time.sleep(0.002)
-    try:
-        lock.release()
-    except ValueError:
-        return  # its holder was only slow
 
 
 def describe_end(process: Any) -> str:
@@ -85,83 +63,26 @@ def died_error(process: Any, task: str, owner: str = "pool", why: str = "") -> W
     )
 
 
-class Casualties:
-    """Decides what the death of a pool's worker costs, and lets the pool go on.
-
-    Parameters
-    ----------
-    pool
-        The pool; the caller holds it.
-    """
-
-    def __init__(self) -> None:
-        self.slots: dict[int, WorkerSlot] = {}
-        """Slots of workers that may live, by the `id` of their process."""
-        self._failed_starts = 0
-        self._lock = threading.Lock()
-
-    def free_place(self) -> int:
-        """Return the first place at which no worker is."""
-        taken = {slot.place for slot in self.slots.values()}
-        return next(place for place in itertools.count() if place not in taken)
-
-    def settle(self, pool: Any, process: Any) -> None:
-        """Act on the end of a worker, in the thread that replaces it."""
-        with self._lock:
-            slot = self.slots.pop(id(process), None)
-            if slot is None:
-                return
-            step, job, index, begun = slot.read()
-            living = list(self.slots.values())
-            if process.exitcode == 0 and step is Step.AWAY:
-                return
-            if step in _TORN:
-                self._renew(pool, process, f"it died while {_DOING[step]}: all tasks under way are lost")
-                return
-            free_lock(pool._inqueue._rlock, living, frozenset({Step.WAITING, Step.READING}))
-            free_lock(pool._outqueue._wlock, living, frozenset({Step.PUTTING, Step.WRITING}))
-            if step in (Step.RUNNING, Step.SENDING, Step.PUTTING):
-                error = died_error(process, f"it ran {_task_name(pool, job, index)}", pool._owner)
-                cache, reader = pool._cache, pool._quick_get
-
-                def fail_task() -> None:
-                    if not reader.has_delivered(slot.number, begun) and (result := cache.get(job)):
-                        result._set(index, (False, error))
-
-                reader.add(fail_task)
-            self._count_start(pool, process, begun=begun > 0 or any(other.read()[3] for other in living))
-
-    def _count_start(self, pool: Any, process: Any, *, begun: bool) -> None:
-        if told := getattr(pool, "_failure", None):
-            told = told.value.decode(errors="replace")
-        self._failed_starts = 0 if begun else self._failed_starts + 1
-        if not told and self._failed_starts < _FAILED_STARTS:
-            return
-        self._failed_starts = 0
-        text = f"{_FAILED_STARTS} workers ended before their first task: look at the initializer"
-        why = f"has ended: its initializer raised {told}" if told else ""
-        error = died_error(process, "it takes no calls: make a new one" if told else text, pool._owner, why)
-        if hasattr(pool, "fail"):
-            pool._quick_get.add(lambda: pool.fail(error))
-        else:
-            fail_all(pool, error)
-
-    def _renew(self, pool: Any, process: Any, text: str) -> None:
-        others = [other for other in pool._pool if other is not process]
-        for other in others:
-            other.kill()
-        for other in others:
-            other._popen.wait(5.0)
-        self.slots.clear()
-        pool._quick_put.drop_jobs(list(pool._cache))
-        pool._renew_streams()
-        for lock in (pool._inqueue._rlock, pool._outqueue._wlock):
-            if is_held(lock):
-                lock.release()
-        fail_all(pool, died_error(process, text, pool._owner))
-
-
-_DOING = {Step.READING: "it read a task", Step.WRITING: "it wrote a result"}
+def settle(living: weakref.ref[Any], process: Any) -> None:
+    """Act on the end of a pool's worker, in the thread that reads results: its task fails."""
+    pool = living()  # what waits to be done must not keep the pool
+    if pool is None or pool._state == library.TERMINATE:
+        return
+    task, was_ready = pool._pipes.leave_out(process)
+    if task is not None:
+        pool._pipes.add_result(
+            task, (False, died_error(process, f"it ran {_task_name(pool, *task)}", pool._owner))
+        )
+    if process.exitcode == 0 and task is None:
+        return
+    pool._failed_starts = 0 if was_ready else pool._failed_starts + 1
+    told = pool.reported_failure()
+    if not told and pool._failed_starts < _FAILED_STARTS:
+        return
+    pool._failed_starts = 0
+    text = f"{_FAILED_STARTS} workers ended before their first task: look at the initializer"
+    why = f"has ended: its initializer raised {told}" if told else ""
+    pool.fail(died_error(process, "it takes no calls: make a new one" if told else text, pool._owner, why))
 
 
 _CALLS = (
@@ -186,7 +107,7 @@ def _task_name(pool: Any, job: int, index: int) -> str:
 def fail_all(pool: Any, error: BaseException) -> None:
     """Let every job fail that is under way."""
     jobs = list(pool._cache.values())
-    pool._quick_get.add(lambda: fail_jobs(jobs, error))
+    pool._pipes.act(lambda: fail_jobs(jobs, error))
 
 
 def fail_jobs(jobs: list[Any], error: BaseException) -> None:
@@ -195,33 +116,9 @@ def fail_jobs(jobs: list[Any], error: BaseException) -> None:
         if result._job not in result._cache:
             continue
         error = copy.copy(error)  # one would collect the frames of all waits
+        if hasattr(result, "_unsorted"):
+            result.end(error)
+            continue
         if hasattr(result, "_number_left"):
             result._number_left = 1
-            result._set(0, (False, error))
-        elif hasattr(result, "_unsorted"):
-            _end_iterator(result, error)
-        else:
-            result._set(0, (False, error))
-
-
-class _EndedIterator(library.IMapIterator):  # type: ignore[type-arg]
-    """An iteration that has failed: its length is what it has, whatever the task thread finds out later."""
-
-    @property
-    def _length(self) -> int:
-        return self._index  # type: ignore[attr-defined,no-any-return]
-
-    @_length.setter
-    def _length(self, length: int | None) -> None:
-        pass
-
-
-def _end_iterator(result: Any, error: BaseException) -> None:
-    with result._cond:
-        result._unsorted.clear()
-        result._items.append((False, error))
-        result._index += 1
-        result.__class__ = _EndedIterator
-        del result._cache[result._job]
-        result._pool = None
-        result._cond.notify()
+        result._set(0, (False, error))

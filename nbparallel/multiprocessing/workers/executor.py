@@ -25,7 +25,7 @@ from multiprocessing import pool as library
 from multiprocessing import util
 from typing import Any, NamedTuple, cast
 
-from nbparallel.multiprocessing.messages.call_copies import CallCopies
+from nbparallel.multiprocessing.messages.parcels import CallCopies
 from nbparallel.multiprocessing.starting.interrupts import wait_in_slices
 from nbparallel.multiprocessing.starting.process_state import BEFORE_CHILDREN, default_context
 from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt

@@ -20,8 +20,7 @@ from joblib.parallel import (
     SequentialBackend,
 )
 
-from nbparallel.multiprocessing.messages.call_copies import CallCopies
-from nbparallel.multiprocessing.messages.exchange import join_household
+from nbparallel.multiprocessing.messages.parcels import CallCopies, join_household
 from nbparallel.multiprocessing.starting.process_state import default_context
 from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
 

@@ -21,18 +21,11 @@ from typing import Any, NamedTuple
 
 from nbparallel.errors import WorkerDiedError
 from nbparallel.errors.questions import class_name, text_of
-from nbparallel.multiprocessing.messages.call_copies import CallCopies
-from nbparallel.multiprocessing.starting.interrupts import SLICE_SECONDS, wait_in_slices
+from nbparallel.multiprocessing.connection import Pipe
+from nbparallel.multiprocessing.messages.parcels import CallCopies
+from nbparallel.multiprocessing.starting.interrupts import wait_in_slices
 from nbparallel.multiprocessing.starting.process_state import argument_tuple, concrete_context, watch_end
-from nbparallel.multiprocessing.workers.dead_workers import Casualties, end_processes, fail_all, fail_jobs
-from nbparallel.multiprocessing.workers.pool_streams import (
-    ResultReader,
-    ResultWriter,
-    TaskReader,
-    TaskSender,
-    make_slot,
-    renew_pipes,
-)
+from nbparallel.multiprocessing.workers.dead_workers import end_processes, fail_all, fail_jobs, settle
 from nbparallel.multiprocessing.workers.task_interrupts import (
     INTERRUPTED,
     InterruptWord,
@@ -40,12 +33,13 @@ from nbparallel.multiprocessing.workers.task_interrupts import (
     WorkerGiven,
     run_worker,
 )
+from nbparallel.multiprocessing.workers.worker_pipes import WorkerPipe, WorkerPipes
 
 
 def interrupt(pool: Any, *, running: bool = True) -> None:
     """Stop all tasks of a pool that are under way, or those that have not begun: no one waits for them."""
     number = next(library.job_counter)  # type: ignore[attr-defined]
-    pool._quick_put.drop_jobs(list(pool._cache))
+    pool._pipes.drop_jobs(list(pool._cache))
     pool._interrupt_word.interrupt(number, list(pool._pool) if running else ())
     fail_all(pool, CancelledError(INTERRUPTED))
 
@@ -128,16 +122,31 @@ def _next(results: Any, timeout: float | None) -> Any:
 
     def wait(seconds: float | None) -> object:
         with results._cond:
-            return results._items or results._index == results._length or results._cond.wait(seconds)
+            known = results._items or results.has_failed or results._index == results._length
+            return known or results._cond.wait(seconds)
 
     if not results._items:
         _wait(results, wait, timeout)
-    # Not `super().next`: the class is another one when the iteration has failed while it waited.
+    if results.has_failed and not results._items:
+        raise StopIteration
     return library.IMapIterator.next(results, None if timeout is None else 0)
+
+
+def _end(results: Any, error: BaseException) -> None:
+    """Let an iteration end with an error, whatever length the task thread finds out later."""
+    with results._cond:
+        results._unsorted.clear()
+        results._items.append((False, error))
+        results.has_failed, results._pool = True, None
+        del results._cache[results._job]
+        results._cond.notify()
 
 
 class PoolIterator(library.IMapIterator):  # type: ignore[type-arg]
     """Results in order."""
+
+    has_failed = False
+    end = _end
 
     def next(self, timeout: float | None = None) -> Any:
         """Return the next result; an interrupt of the wait stops the pool's tasks."""
@@ -148,6 +157,9 @@ class PoolIterator(library.IMapIterator):  # type: ignore[type-arg]
 
 class UnorderedPoolIterator(library.IMapUnorderedIterator):  # type: ignore[type-arg]
     """Results as they come."""
+
+    has_failed = False
+    end = _end
 
     def next(self, timeout: float | None = None) -> Any:
         """Return the next result; an interrupt of the wait stops the pool's tasks."""
@@ -206,14 +218,16 @@ class _OneCall(NamedTuple):
 class Pool(library.Pool):
     """A pool of processes, whose tasks and results travel our way.
 
-    A worker that dies costs the task that it ran, which raises `WorkerDiedError`; one that waited costs
-    nothing.  Only if it died in the middle of a message do all tasks under way fail.  The pool goes on.
+    A worker that dies costs the task that it had, which raises `WorkerDiedError`; one that waited costs
+    nothing.  The pool goes on.
     """
 
     _threads: int | None = None
     """Of each worker's numeric libraries; None: its share of the CPUs."""
     _owner = "pool"
     """In whose name it speaks of its workers."""
+    _failed_starts = 0
+    """Workers that have died one after the other before any has begun."""
     _state: str = library.INIT
     """As the library has it; here for one whose making is interrupted."""
 
@@ -225,21 +239,23 @@ class Pool(library.Pool):
         maxtasksperchild: int | None = None,
         context: Any = None,
     ) -> None:
-        self._casualties = Casualties()
+        self._pipes = pipes = WorkerPipes(maxtasksperchild)
         self._interrupt_word = word = InterruptWord()
         self_ = weakref.ref(self)  # what the library's threads hold must not keep the pool
-        casualties, count, threads = self._casualties, processes or os.cpu_count() or 1, self._threads
+        count, threads = processes or os.cpu_count() or 1, self._threads
         says_why = isinstance(self, CallPool)
 
         def start_worker(ctx: Any, *, target: Any, args: Any) -> Any:
-            slot = make_slot(casualties.free_place())
-            tasks, results, *rest = args
-            given = WorkerGiven(TaskInterrupts(word), slot.place, count, threads)
-            ends = TaskReader(tasks, slot, given.interrupts), ResultWriter(results, slot, says_why=says_why)
-            process = ctx.Process(target=run_worker, args=(given, target, *ends, *rest))
+            _, _, *rest = args
+            given = WorkerGiven(TaskInterrupts(word), pipes.free_place(), count, threads)
+            pools_end, workers_end = Pipe()
+            siblings = [*pipes.ends(), pools_end] if ctx.get_start_method() == "fork" else ()
+            begun = sharedctypes.RawValue("q", 0)
+            pipe = WorkerPipe(workers_end, begun, given.interrupts, siblings, says_why=says_why)
+            process = ctx.Process(target=run_worker, args=(given, target, pipe, pipe, *rest))
             process.interrupts_late = True
-            casualties.slots[id(process)] = slot
-            watch_end(process, lambda ended: _settle(self_, ended))
+            pipes.add(process, pools_end, begun, given.place)
+            watch_end(process, partial(_note_end, pipes, self_))
             return process
 
         self.Process = start_worker  # type: ignore[method-assign]
@@ -262,12 +278,8 @@ class Pool(library.Pool):
             warn(self)
 
     def _setup_queues(self) -> None:
-        self._inqueue = self._ctx.SimpleQueue()  # type: ignore[attr-defined]
-        self._outqueue = self._ctx.SimpleQueue()  # type: ignore[attr-defined]
-        self._quick_put = TaskSender(self._inqueue._writer)
-        self._quick_get = ResultReader(self._outqueue._reader)
-        self._outqueue.put = self._quick_get.put_end
-        self._inqueue.stop = partial(_stop, self._quick_put, self._quick_get)
+        self._inqueue = self._outqueue = self._quick_put = self._pipes
+        self._quick_get = self._pipes.get
 
     def _get_sentinels(self) -> list[Any]:
         return [self._change_notifier._reader]  # type: ignore[attr-defined]  # the library wakes it by each result, too
@@ -329,14 +341,14 @@ class Pool(library.Pool):
         call = func if isinstance(func, _OneCall) else _OneCall(func, None)
         try:
             for task in super()._guarded_task_generation(job, call.mapper, iterable):  # type: ignore[misc]
-                self._quick_put.copies = call.copies  # the thread that asks for tasks sends each
+                self._pipes.copies = call.copies  # the thread that asks for tasks sends each
                 yield task
         finally:
-            self._quick_put.copies = None
+            self._pipes.copies = None
 
     @staticmethod
     def _help_stuff_finish(inqueue: Any, task_handler: Any, size: int) -> None:
-        inqueue.stop()  # the library makes room, for which it needs a lock that a dead worker may have
+        inqueue.stop()
 
     def _check_running(self) -> None:
         if self._state != library.RUN:
@@ -381,18 +393,19 @@ class Pool(library.Pool):
             raise ValueError("Pool is still running: call close() or terminate() before join()")
         if self._state == library.CLOSE:
             _await_end(self._worker_handler)  # type: ignore[attr-defined]  # it replaced the dead until now
-            results = self._outqueue._reader
             while running := [worker.sentinel for worker in self._pool if not _has_ended(worker)]:  # type: ignore[attr-defined]
-                if self._result_handler.is_alive():  # type: ignore[attr-defined]
-                    wait(running, _LOOK_SECONDS)
-                elif results in wait([*running, results], SLICE_SECONDS):
-                    # a worker waits for room for the results of tasks that are lost
-                    os.read(results.fileno(), 1 << 20)
-            self._quick_put.stop()  # no process would take it
+                if not self._result_handler.is_alive():  # type: ignore[attr-defined]
+                    self._pipes.stop()  # a worker may wait for room for the results of tasks that are lost
+                wait(running, _LOOK_SECONDS)
         super().join()
 
-    def _renew_streams(self) -> None:
-        renew_pipes((self._inqueue, self._quick_put), (self._outqueue, self._quick_get))
+    def reported_failure(self) -> str:
+        """Return what the initializer of a worker has raised, if it could report that."""
+        return ""
+
+    def fail(self, error: WorkerDiedError) -> None:
+        """Let all calls under way fail."""
+        fail_jobs(list(self._cache.values()), error)  # type: ignore[attr-defined]
 
 
 class TaskCall:
@@ -479,7 +492,7 @@ class CallPool(Pool):
         task = asked._job, 0, function, args, kwargs
         waiting: Any = self._taskqueue  # type: ignore[attr-defined]
         try:
-            if not waiting.empty() or not self._quick_put.send_now(task):
+            if not waiting.empty() or not self._pipes.send_now(task):
                 waiting.put((self._one_task(task, copies), None))
         except BaseException:  # an interrupt, or arguments that another thread changes
             self._cache.pop(asked._job, None)  # type: ignore[attr-defined]
@@ -490,16 +503,21 @@ class CallPool(Pool):
         return threading.current_thread() is self._result_handler  # type: ignore[attr-defined]
 
     def _one_task(self, task: Any, copies: CallCopies | None) -> Iterator[Any]:
-        self._quick_put.copies = copies  # the thread that asks for the task sends it
+        self._pipes.copies = copies  # the thread that asks for the task sends it
         try:
             yield task
         finally:
-            self._quick_put.copies = None
+            self._pipes.copies = None
+
+    def reported_failure(self) -> str:
+        """Return what the initializer of a worker has raised."""
+        text: str = self._failure.value.decode(errors="replace")
+        return text
 
     def fail(self, error: WorkerDiedError) -> None:
         """Let all calls fail and end: workers that were started anew would fail again."""
         self.failed = error
-        fail_jobs(list(self._cache.values()), error)  # type: ignore[attr-defined]
+        super().fail(error)
         self.terminate()
 
 
@@ -540,9 +558,9 @@ def _await_end(thread: threading.Thread) -> None:
     wait_in_slices(ended)
 
 
-def _stop(*streams: TaskSender | ResultReader) -> None:
-    for stream in streams:
-        stream.stop()
+def _note_end(pipes: WorkerPipes, pool: weakref.ref[Pool], process: Any) -> None:
+    pipes.note_end(process)
+    pipes.act(partial(settle, pool, process))
 
 
 def _has_ended(worker: Any) -> bool:
@@ -550,9 +568,3 @@ def _has_ended(worker: Any) -> bool:
         return False
     worker.join()  # settles what it costs
     return True
-
-
-def _settle(pool: weakref.ref[Pool], process: Any) -> None:
-    living = pool()
-    if living is not None and living._state != library.TERMINATE:
-        living._casualties.settle(living, process)

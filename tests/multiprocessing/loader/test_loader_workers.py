@@ -221,105 +221,50 @@ def test_exceptions_keep_their_class(tmp_path: Path, method: str) -> None:
 
 @pytest.mark.slow
 def test_streams_are_read_once(tmp_path: Path, method: str) -> None:
-    """By one worker, with the batches of 0 workers, unless the dataset asks which worker it is."""
+    """By one worker, with the batches of 0 workers, however the dataset or `worker_init_fn` splits it."""
     run(
         """
         class Stream:
-            def __init__(self, splits):
+            first, step, fails = 0, 1, -1
+            def __init__(self, splits=False):
                 self.splits = splits
             def __iter__(self):
-                numbers, info = range(23), mp.get_worker_info()
+                numbers, info = range(self.first, 23, self.step), mp.get_worker_info()
                 if self.splits and info is not None:
-                    assert info.num_workers == 3 and info.dataset is self
+                    assert (info.id, info.num_workers, info.dataset) == (0, 1, self)
                     numbers = numbers[info.id::info.num_workers]
                 for n in numbers:
                     yield n, np.random.rand()
-        def epochs(splits, workers):
-            made = mp.DataLoader(Stream(splits), 2, num_workers=workers, seed=1, start_method=METHOD)
+        def epochs(splits, workers, worker_init_fn=None):
+            made = mp.DataLoader(Stream(splits), 2, num_workers=workers, seed=1, start_method=METHOD,
+                                 worker_init_fn=worker_init_fn)
             return [[(n.tolist(), r.tolist()) for n, r in made] for _ in range(2)]
+        def split(number):
+            info = mp.get_worker_info()
+            info.dataset.first, info.dataset.step = info.id, info.num_workers
         expected = epochs(False, 0)
-        assert epochs(False, 3) == expected and expected[0] != expected[1]
-        for epoch in epochs(True, 3):
-            assert sorted(n for batch, _ in epoch for n in batch) == list(range(23))
-            assert [batch for batch, _ in epoch][:3] == [[0, 3], [1, 4], [2, 5]]
-        """,
-        tmp_path,
-        method,
-    )
-
-
-def test_a_stream_whose_first_sample_raises_is_read_whole(tmp_path: Path, method: str) -> None:
-    """That the dataset has asked which worker it is counts, though its first sample is an error."""
-    run(
-        """
-        class Part:
-            def __init__(self, worker):
-                self.worker, self.at = worker, 0
+        assert epochs(False, 3) == epochs(True, 3) == epochs(False, 2, split) == expected
+        assert expected[0] != expected[1]
+        class Failing:
             def __iter__(self):
                 return self
+            at = 0
             def __next__(self):
                 self.at += 1
-                if (self.worker, self.at) == (0, 1):
+                if self.at == 1:
                     raise OSError("bad record")
                 if self.at > 4:
                     raise StopIteration
-                return 100 * self.worker + self.at
-
-        class Stream:
-            def __iter__(self):
-                return Part(mp.get_worker_info().id)
-
-        made = mp.DataLoader(Stream(), None, num_workers=2, start_method=METHOD)
-        batches, found = iter(made), []
-        while True:
-            try:
-                found.append(next(batches))
-            except OSError:
-                continue
-            except StopIteration:
-                break
-        assert sorted(found) == [2, 3, 4, 101, 102, 103, 104], found
-        del batches, made
-        """,
-        tmp_path,
-        method,
-    )
-
-
-@pytest.mark.slow
-def test_streams_that_worker_init_fn_splits(tmp_path: Path, method: str) -> None:
-    """Every worker is read, whatever tells it its part, in each epoch; all samples if nothing does."""
-    run(
-        """
-        class Stream:
-            def __init__(self):
-                self.first, self.step = 0, 1
-            def __iter__(self):
-                return iter(range(globals().get("first", self.first), 23, self.step))
-
-        def by_info(_):
-            info = mp.get_worker_info()
-            info.dataset.first, info.dataset.step = info.id, info.num_workers
-
-        def by_argument(number):
-            own = mp.get_worker_info().dataset
-            own.first, own.step = number, 3
-
-        def by_global(number):
-            global first
-            first = number
-            mp.get_worker_info().dataset.step = 3
-
-        for split in (by_info, by_argument, by_global):
-            for persistent in (True, False):
-                made = mp.DataLoader(Stream(), 2, num_workers=3, worker_init_fn=split, start_method=METHOD,
-                                     persistent_workers=persistent)
-                for _ in range(2):
-                    found = [n for batch in made for n in batch.tolist()]
-                    assert sorted(found) == list(range(23)), (split, found)
-        made = mp.DataLoader(Stream(), 2, num_workers=3, worker_init_fn=abs, start_method=METHOD)
-        assert sorted(n for batch in made for n in batch.tolist()) == sorted(3 * [*range(23)])
-        del made  # and with it its workers
+                return self.at
+        batches = iter(mp.DataLoader(Failing(), None, num_workers=2, start_method=METHOD))
+        try:
+            next(batches)
+        except OSError as error:
+            assert "bad record" in str(error)
+        else:
+            raise AssertionError
+        assert list(batches) == [2, 3, 4]
+        del batches
         """,
         tmp_path,
         method,

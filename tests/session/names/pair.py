@@ -124,6 +124,7 @@ class Pair:
         """Let go of everything."""
         self.notebook.clear()
         self.rank.clear()
+        self.rank_names.release_unbound()
         self.preparation = self.names = self.rank_names = None
         self.kernel_store.close()
         self.rank_store.close()
