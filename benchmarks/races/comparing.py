@@ -25,6 +25,7 @@ STEPS, TURNS = 5_000, 8_000
 JACOBI_LIMIT, LOCK_LIMIT = 0.5, 0.2
 """Seconds."""
 
+SITE = Site("", 3)
 Events = list[Publish | Acquire]
 
 
@@ -54,11 +55,15 @@ def jacobi_logs(steps: int) -> list[AccessLog]:
         for step in range(steps):
             old, new = (1, 2) if step % 2 == 0 else (2, 1)
             accesses += [
-                MemoryAccess(len(events), old, 0, READ, _rows(max(low - 1, 0), min(high + 1, ROWS))),
-                MemoryAccess(len(events), old, 1, READ, _rows(low, high)),
-                MemoryAccess(len(events), new, 2, WRITE, _rows(low, high)),
+                MemoryAccess(len(events), old, sites[0], READ, _rows(max(low - 1, 0), min(high + 1, ROWS))),
+                MemoryAccess(len(events), old, sites[1], READ, _rows(low, high)),
+                MemoryAccess(len(events), new, sites[2], WRITE, _rows(low, high)),
                 MemoryAccess(
-                    len(events), new, 3, READ, _rows(high - 1, high) if rank == 0 else _rows(low, low + 1)
+                    len(events),
+                    new,
+                    sites[3],
+                    READ,
+                    _rows(high - 1, high) if rank == 0 else _rows(low, low + 1),
                 ),
             ]
             events += [
@@ -66,7 +71,7 @@ def jacobi_logs(steps: int) -> list[AccessLog]:
                 Acquire((("message", other, rank, 0, 0, step + 1),)),
             ]
             _barrier(events, rank, step + 1)
-        logs.append(AccessLog(rank, tuple(events), tuple(accesses), sites, _names(), len(accesses)))
+        logs.append(AccessLog(rank, tuple(events), tuple(accesses), _names(), len(accesses)))
     return logs
 
 
@@ -82,12 +87,12 @@ def lock_logs(turns: int) -> list[AccessLog]:
             counter = Box(0, (1,), (8,), 8)
             value = (turn * RANKS + rank + 1).to_bytes(8, "little")
             accesses += [
-                MemoryAccess(len(events), 1, 0, READ, counter),
-                MemoryAccess(len(events), 1, 0, WRITE, counter, value),
+                MemoryAccess(len(events), 1, SITE, READ, counter),
+                MemoryAccess(len(events), 1, SITE, WRITE, counter, value),
             ]
             events.append(Publish(("lock", "", rank, turn + 1)))
         names = (ArrayName("counter", 1, 0, (1,), (8,), 8),)
-        logs.append(AccessLog(rank, tuple(events), tuple(accesses), (Site("", 3),), names, len(accesses)))
+        logs.append(AccessLog(rank, tuple(events), tuple(accesses), names, len(accesses)))
     return logs
 
 

@@ -42,6 +42,17 @@ class Elements(NamedTuple):
     """Of each, from the beginning of the segment: int64, ascending, each once."""
 
 
+class Site(NamedTuple):
+    """A place in the user's code."""
+
+    label: str
+    """Empty: the cell itself; else ``In[2]`` or ``steps.py``."""
+    line: int
+    """0: unknown."""
+    door: str = ""
+    """The function through which it may have been touched: ``torch.from_numpy``; empty: it was."""
+
+
 class MemoryAccess(NamedTuple):
     """What one line did in one interval to a part of a segment."""
 
@@ -49,8 +60,8 @@ class MemoryAccess(NamedTuple):
     """Of this rank."""
     segment: int
     """The segment's id in the session."""
-    site: int
-    """Which of the log's sites."""
+    site: Site
+    """The line."""
     kind: int
     """READ, WRITE, or both; and POSSIBLE."""
     region: Box | Elements
@@ -66,17 +77,6 @@ class BroadcastArray(NamedTuple):
     """The same on all ranks."""
     is_root: bool
     access: MemoryAccess
-
-
-class Site(NamedTuple):
-    """A place in the user's code."""
-
-    label: str
-    """Empty: the cell itself; else ``In[2]`` or ``steps.py``."""
-    line: int
-    """0: unknown."""
-    door: str = ""
-    """The function through which it may have been touched: ``torch.from_numpy``; empty: it was."""
 
 
 class ArrayName(NamedTuple):
@@ -115,8 +115,6 @@ class AccessLog:
     """In program order."""
     accesses: tuple[MemoryAccess, ...] = ()
     """In the order of their intervals."""
-    sites: tuple[Site, ...] = ()
-    """What accesses refer to."""
     names: tuple[ArrayName, ...] = ()
     """Names that this rank has given to shared arrays."""
     count: int = 0
@@ -125,8 +123,6 @@ class AccessLog:
     """In the order of their intervals."""
     notebook_names: tuple[ArrayName, ...] = ()
     """Names under which the notebook has delivered them."""
-    first_event: int = 0
-    """How many events earlier parts of this rank's log have; sites and names begin anew in each part."""
 
 
 def distinct(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -274,15 +274,6 @@ class ArrayNames:
             return Place(array.name, listed, True, array.owner)
         return Place(array.name, array.written(array.around(start, stop)), False, array.owner)
 
-    def touching(self, segment: int, start: int, stop: int) -> list[NamedArray]:
-        """Return the arrays that a range of bytes touches, without views of others."""
-        found: list[NamedArray] = []
-        for array in self._arrays.get(segment, ()):
-            inside = array.start < stop and array.stop > start
-            if inside and not any(_holds(other, array) for other in found):
-                found.append(array)
-        return found
-
     def _array(self, segment: int, start: int, stop: int) -> NamedArray | None:
         arrays = self._arrays.get(segment, ())
         return next((array for array in arrays if array.start <= start and stop <= array.stop), None)
@@ -303,10 +294,6 @@ def _beginnings(arrays: Iterable[NamedArray]) -> list[int]:
             begins.append(array.start)
         end = max(end, array.stop)
     return begins
-
-
-def _holds(array: NamedArray, other: NamedArray) -> bool:
-    return array.start <= other.start and other.stop <= array.stop
 
 
 def _in_common(array: NamedArray, touched: Iterable[ByteSet]) -> Slices | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.distributed.races.access_log import Box, Elements, distinct
+from nbparallel.distributed.races.access_log import Box, Elements
 
 Offsets = npt.NDArray[np.int64]
 Run = tuple[int, int]
@@ -87,20 +87,6 @@ class ByteSet:
         """Whether it is one run."""
         return self.stop - self.start == self.run
 
-    @property
-    def count(self) -> int:
-        """How many runs there are, those counted twice that two indices reach."""
-        return self.offsets.size if self.offsets is not None else math.prod(n for n, _ in self.dims)
-
-    def run_starts(self) -> Offsets:
-        """Return where runs begin, ascending, each once."""
-        if self.offsets is not None:
-            return self.offsets
-        starts = np.array([self.start], np.int64)
-        for length, stride in self.dims:
-            starts = (np.arange(length, dtype=np.int64)[:, None] * stride + starts).reshape(-1)
-        return starts if self.nested else distinct(starts)
-
     def last_runs(self, limits: Offsets) -> Offsets:
         """Return for each limit where the last run begins at or before it; -1 if none does.
 
@@ -117,23 +103,9 @@ class ByteSet:
             rest -= steps
         return np.where(limits < self.start, -1, found)
 
-    def is_touched(self, start: int, stop: int) -> bool:
-        """Return whether any byte of a range belongs to this box; only if its dimensions are nested."""
-        rest = stop - 1 - self.start
-        if rest < 0:
-            return False
-        last = self.start
-        for length, stride in reversed(self.dims):
-            step = min(rest // stride, length - 1) * stride
-            last += step
-            rest -= step
-        return last + self.run > start
-
 
 MAX_WORK = 100_000
 """Steps that numpy tries before two regular boxes count as too hard: a few milliseconds."""
-MAX_RUNS = 1 << 20
-"""Runs of a box that are written out one by one to compare them."""
 _BASE = 1 << 20
 """Address of a segment's beginning, for dummies: anything but 0.  Their memory is never read."""
 
@@ -147,7 +119,7 @@ class Overlap(NamedTuple):
     certain: bool = True
     """False: whether there are any was too hard to find out."""
     runs: Offsets | None = None
-    """Where runs of one side begin that touch the other, if they were written out."""
+    """Where elements of one side begin that touch the other, if they are irregular."""
     run: int = 0
     """Bytes of one of these runs."""
 
@@ -157,20 +129,19 @@ def find_overlap(one: ByteSet, other: ByteSet) -> Overlap | None:
     start, stop = max(one.start, other.start), min(one.stop, other.stop)
     if start >= stop:
         return None
-    if one.offsets is not None or other.offsets is not None:
-        return _of_irregular(one, other, start, stop)
-    if not (one.dims or other.dims):
+    if one.offsets is not None and (other.offsets is None or one.offsets.size <= other.offsets.size):
+        return _of_elements(one.offsets, one.run, other, start, stop)
+    if other.offsets is not None:
+        return _of_elements(other.offsets, other.run, one, start, stop)
+    if one.is_solid and other.is_solid:
         return Overlap(start, stop)
-    for solid, box in ((one, other), (other, one)):
-        if not solid.dims and box.nested:
-            return Overlap(start, stop) if box.is_touched(solid.start, solid.stop) else None
     if have_gap(one, other):
         return None
     try:
         if not np.shares_memory(_dummy(one), _dummy(other), max_work=MAX_WORK):  # type: ignore[arg-type]  # any number
             return None
     except np.exceptions.TooHardError:
-        return _of_irregular(one, other, start, stop)
+        return Overlap(start, stop, certain=False)
     return Overlap(start, stop)
 
 
@@ -183,38 +154,17 @@ def have_gap(one: ByteSet, other: ByteSet) -> bool:
     return apart >= one.run and period - apart >= other.run
 
 
-def _of_irregular(one: ByteSet, other: ByteSet, start: int, stop: int) -> Overlap | None:
-    """Compare each run of one side with the other side, which can name its last run before an offset."""
-    for solid, scattered in ((one, other), (other, one)):
-        if solid.is_solid and scattered.offsets is not None:
-            first, last = np.searchsorted(scattered.offsets, (start - scattered.run + 1, stop))
-            return _of_hits(scattered.offsets[first:last], scattered.run, start, stop)
-    sides = [(one, other), (other, one)]
-    able = [(a, b) for a, b in sides if _can_be_written_out(a) and b.nested]
-    if not able:
-        if not (_can_be_written_out(one) and _can_be_written_out(other)):
-            return Overlap(start, stop, certain=False)
-        able = sides
-    few, many = min(able, key=lambda pair: pair[0].count)
-    runs = few.run_starts()
-    runs = runs[(runs < stop) & (runs + few.run > start)]
-    if many.nested:
-        last = many.last_runs(runs + few.run - 1)
-    else:
-        starts = many.run_starts()
-        places = np.searchsorted(starts, runs + few.run - 1, "right") - 1
-        last = np.where(places < 0, -1, starts[places])
-    return _of_hits(runs[(last >= 0) & (last + many.run > runs)], few.run, start, stop)
-
-
-def _of_hits(hit: Offsets, run: int, start: int, stop: int) -> Overlap | None:
+def _of_elements(some: Offsets, run: int, other: ByteSet, start: int, stop: int) -> Overlap | None:
+    """Compare each element with the other side, which can name its last run before an offset."""
+    if not other.nested:
+        return Overlap(start, stop, certain=False)
+    first, end = np.searchsorted(some, (start - run + 1, stop))
+    some = some[first:end]
+    last = other.last_runs(some + run - 1)
+    hit = some[(last >= 0) & (last + other.run > some)]
     if not hit.size:
         return None
     return Overlap(max(start, int(hit[0])), min(stop, int(hit[-1]) + run), True, hit, run)
-
-
-def _can_be_written_out(touched: ByteSet) -> bool:
-    return touched.offsets is not None or touched.count <= MAX_RUNS
 
 
 class _Dummy:

@@ -42,7 +42,6 @@ class CheckedCell:
         self._send = cell.send
         self._originals: dict[int, tuple[Any, Any]] = {}
         """Traced arrays that stand for delivered ones, by identity, with these."""
-        self.first_event = 0
         self._names: list[ArrayName] = []
         self._notebook_names: list[ArrayName] = []
 
@@ -64,20 +63,17 @@ class CheckedCell:
 
     def log(self) -> AccessLog:
         """Return what was recorded since the last call."""
-        found, events, first = self._recorder.take(), tuple(self._order.events), self.first_event
+        events, broadcasts = tuple(self._order.events), tuple(self._order.broadcasts)
         self._order.events.clear()
-        broadcasts = tuple(self._order.broadcasts)
         self._order.broadcasts.clear()
-        self.first_event += len(events)
+        accesses, count = self._recorder.take()
         return AccessLog(
             self._rank,
             events=events,
-            first_event=first,
-            accesses=found.accesses,
-            sites=tuple(self._lines.sites),
+            accesses=accesses,
             names=tuple(self._names),
             notebook_names=tuple(self._notebook_names),
-            count=found.number,
+            count=count,
             broadcasts=broadcasts,
         )
 

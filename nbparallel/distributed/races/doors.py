@@ -1,19 +1,17 @@
 """Doors: functions that look at the memory of an array themselves, replaced for the time of a checked cell.
 
-What they return to the cell's own code is traced; for a library the whole array counts as read.  torch,
-numba and views of bytes may read, and write, what they are given until the cell ends.  Names of the cell
-that stand for such a function are replaced as well; a module that has imported one by name before calls the
-original, and what it does is not seen.
+What they return to the cell's own code is traced; for a library the whole array counts as read.  torch and
+numba may read, and write, what they are given until the cell ends.  Names of the cell that stand for such a
+function are replaced as well; a module that has imported one by name before calls the original, and what it
+does is not seen.
 """
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -35,25 +33,17 @@ CONVERTING = (
     "array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "asarray_chkfinite", "require",
 )  # fmt: skip
 """Of numpy: return a view where they can, else a copy."""
-EXPOSING = ("nditer", "nested_iters", "frombuffer", "from_dlpack")
+EXPOSING = ("frombuffer", "from_dlpack")
 """Of numpy: what they return looks at the memory itself."""
 ITERATING = ("nditer", "nested_iters")
-"""Of these: write only what `op_flags` say."""
+"""Of numpy: do so as well if `op_flags` say that they write; else they read all."""
 TENSORS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 """Of torch: share the memory."""
 COPIES = ("tensor",)
 """Of torch: read all."""
 MAKERS = ("zeros", "ones", "empty", "full", "share")
 """Of this package: other ranks may get to see what they return."""
-_MASKED = "numpy.ma"
 Namespace = MutableMapping[str, Any]
-_open: _Replacements | None = None
-"""Those of the cell that runs."""
-
-
-def _set_open(replacements: _Replacements | None) -> None:
-    global _open
-    _open = replacements
 
 
 @contextmanager
@@ -65,50 +55,24 @@ def doors(recorder: AccessRecorder, namespace: Namespace | None = None) -> Itera
             replaced.replace(np, name, lambda original: _converting(original, recorder))
         for name in EXPOSING:
             replaced.replace(np, name, lambda original: _exposing(original, f"np.{original.__name__}"))
-        replaced.replace(np.lib.stride_tricks, "as_strided", _viewing)
+        for name in ITERATING:
+            replaced.replace(np, name, _iterating)
+        replaced.replace(np.vectorize, "__call__", _reading)
         for name in MAKERS:  # to import it from below would be a circle
             replaced.replace(sys.modules["nbparallel"], name, _making)
-        replaced.replace(np.vectorize, "__call__", _vectorized)
-        replaced.replace(np.ndenumerate, "__init__", _enumerated)
-        if not hasattr(np.ndarray, "__buffer__"):  # before 3.12; then it says so itself
-            for name in ("memoryview", "bytearray"):
-                replaced.replace_name(name, _exposing(getattr(builtins, name), name))
-        stack.callback(_set_open, _open)
-        _set_open(replaced)
-        open_library_doors()
+        torch = sys.modules.get("torch")
+        for name in TENSORS:
+            replaced.replace(torch, name, lambda original: _exposing(original, f"torch.{original.__name__}"))
+        for name in COPIES:
+            replaced.replace(torch, name, _reading)
+        register_numba()
         yield
 
 
-def open_library_doors() -> None:
-    """Replace the functions of torch and numba, if they were imported since."""
-    torch = sys.modules.get("torch")
-    if _open is None:
-        return  # a function of the cell that is called later
-    if "torch" not in _open.libraries and not _is_initializing(torch) and hasattr(torch, "from_numpy"):
-        _open.libraries.add("torch")
-        for name in TENSORS:
-            _open.replace(torch, name, lambda original: _exposing(original, f"torch.{original.__name__}"))
-        for name in COPIES:
-            _open.replace(torch, name, _reading)
-    register_numba()
-
-
-def _is_initializing(module: Any) -> bool:
-    """Whether another thread imports it: what takes a name from it now would keep it."""
-    return getattr(getattr(module, "__spec__", None), "_initializing", False)
-
-
 class _Replacements:
-    """Puts functions in the place of others, and these back whatever happens.
-
-    Attributes
-    ----------
-    libraries : set of str
-        Those whose doors are open.
-    """
+    """Puts functions in the place of others, and these back whatever happens."""
 
     def __init__(self, stack: ExitStack, namespace: Namespace | None) -> None:
-        self.libraries: set[str] = set()
         self._stack, self._namespace = stack, namespace if namespace is not None else {}
         self._modules = set(sys.modules)
         self._originals: list[tuple[Any, Any]] = []
@@ -143,18 +107,6 @@ class _Replacements:
             if value is original:
                 self._namespace[key] = replacement
 
-    def replace_name(self, name: str, replacement: Any) -> None:
-        """Have a builtin be another one in the cell's own code only: elsewhere many compare its type."""
-        if name in self._namespace:
-            return
-
-        def remove() -> None:
-            if self._namespace.get(name) is replacement:
-                del self._namespace[name]
-
-        self._stack.callback(remove)
-        self._namespace[name] = replacement
-
     def _put_names_back(self, original: Any, replacement: Any) -> None:
         for key, value in list(self._namespace.items()):
             if value is replacement:
@@ -168,72 +120,45 @@ def _converting(original: Callable[..., Any], recorder: AccessRecorder) -> Calla
         if not inputs:
             return original(*args, **options)
         found = original(*plain_value(args), **plain_value(options))
-        caller = sys._getframe(1)
         # a function of C has no frame: then the frame is its caller's, which does not name this one
-        own = original.__name__ in caller.f_code.co_names and not recorder.lines.called_from_library(2)
+        own = original.__name__ in sys._getframe(1).f_code.co_names
+        own = own and not recorder.lines.called_from_library(2)
         for x in inputs:
-            shares = any(np.may_share_memory(result, x) for result in arrays_in(found))
-            if shares and _is_masked_by_user(caller, recorder):
-                expose(x, _MASKED)
-            elif not (own and shares):
+            if not (own and any(np.may_share_memory(result, x) for result in arrays_in(found))):
                 read(x)
         return retraced(found, inputs) if own else found
 
     return convert
 
 
-def _is_masked_by_user(frame: FrameType | None, recorder: AccessRecorder) -> bool:
-    """Whether the cell's code makes a masked array, which writes what numpy does not show."""
-    masked = False
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("numpy."):
-        masked = masked or frame.f_globals["__name__"].startswith(_MASKED)
-        frame = frame.f_back
-    return masked and frame is not None and recorder.lines.is_users(frame.f_code.co_filename)
-
-
 def _exposing(original: Any, door: str) -> Any:
-    """Return a function, or a class of the same name, that gives the memory of its arguments away."""
-
-    def pass_on(args: Any, options: Any) -> tuple[Any, Any]:
-        reads_only = original.__name__ in ITERATING and not any(
-            flag in str((args[1:], options.get("op_flags"))) for flag in ("readwrite", "writeonly")
-        )
-        for x in traced_in((args, options)):
-            expose(x, door, reads_only=reads_only)
-        return plain_value(args), plain_value(options)
+    """Return a function that gives the memory of its arguments away."""
 
     @wraps(original, updated=())
     def passed(*args: Any, **options: Any) -> Any:
-        args, options = pass_on(args, options)
-        return original(*args, **options)
+        for x in traced_in((args, options)):
+            expose(x, door)
+        return original(*plain_value(args), **plain_value(options))
 
-    if not isinstance(original, type):
-        return passed
+    return passed
 
-    class OfClass(type):
-        """Has what is made by the original pass for an instance of its replacement."""
 
-        def __call__(cls, *args: Any, **options: Any) -> Any:
-            args, options = pass_on(args, options)
-            return original(*args, **options)
+def _iterating(original: Any) -> Any:
+    reading, exposing = _reading(original), _exposing(original, f"np.{original.__name__}")
 
-        def __instancecheck__(cls, value: object) -> bool:
-            return isinstance(value, original)
+    @wraps(original, updated=())
+    def iterate(op: Any, *args: Any, **options: Any) -> Any:
+        flags = str((args, options.get("op_flags")))
+        writes = "readwrite" in flags or "writeonly" in flags
+        return (exposing if writes else reading)(op, *args, **options)
 
-        def __subclasscheck__(cls, other: type) -> bool:
-            return issubclass(other, original)
-
-        def __getattr__(cls, name: str) -> Any:
-            return getattr(original, name)
-
-    return OfClass(original.__name__, (), {"__doc__": original.__doc__, "__module__": original.__module__})
+    return iterate
 
 
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
+    @wraps(original, updated=())
     def passed(*args: Any, **options: Any) -> Any:
-        for x in traced_in((args, options)):
-            read(x)
+        read((args, options))
         return original(*plain_value(args), **plain_value(options))
 
     return passed
@@ -246,37 +171,6 @@ def _making(original: Callable[..., Any]) -> Callable[..., Any]:
         return trace(found) if type(found) is np.ndarray else found
 
     return make
-
-
-def _viewing(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def viewed(x: Any, *args: Any, **options: Any) -> Any:
-        if type(x) is not TracedArray:
-            return original(x, *args, **options)
-        return trace(original(plain(x), *args, **options))
-
-    return viewed
-
-
-def _vectorized(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        for x in traced_in((args, options)):
-            read(x)
-        return original(self, *plain_value(args), **plain_value(options))
-
-    return call
-
-
-def _enumerated(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def init(self: Any, arr: Any) -> None:
-        if type(arr) is TracedArray:
-            self.iter = arr.flat
-        else:
-            original(self, arr)
-
-    return init
 
 
 def register_numba() -> None:

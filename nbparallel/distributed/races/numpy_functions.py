@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.distributed.races.access_log import READ, WRITE, distinct
+from nbparallel.distributed.races.access_log import READ, WRITE
 from nbparallel.distributed.races.access_recorder import offsets_at
 from nbparallel.distributed.races.traced_array import (
     TracedArray,
@@ -23,7 +23,6 @@ from nbparallel.distributed.races.traced_array import (
     plain,
     plain_value,
     read,
-    read_printed,
     recorder,
     replaced,
     touch,
@@ -57,10 +56,10 @@ def _array_ufunc(
         where = choices.get("where", True)
         if method == "at":
             _record_at(inputs, arguments)
-        elif method == "reduceat":
-            _record_parts(inputs, arguments, choices, out)
         elif where is True:
-            _record_all(inputs, out)
+            read(inputs)
+            for x in out or ():
+                touch(x, WRITE)
         else:
             _record_where(method, inputs, out, options["where"], where)
     if out is None:
@@ -70,41 +69,11 @@ def _array_ufunc(
     return tuple(result if given is None else given for given, result in zip(out, found, strict=True))
 
 
-def _record_all(inputs: Any, out: Any) -> None:
-    for x in inputs:
-        read(x)
-    for x in out or ():
-        touch(x, WRITE)
-
-
 def _record_at(inputs: Any, arguments: list[Any]) -> None:
     """Record ``np.add.at(x, indices, values)``: indices and values, and the elements in place."""
-    for x in inputs[1:]:
-        read(x)
+    read(inputs[1:])
     touch_at(inputs[0], arguments[1], READ)
     touch_at(inputs[0], arguments[1], WRITE, _SEVERAL)
-
-
-def _record_parts(inputs: Any, arguments: list[Any], choices: dict[str, Any], out: Any) -> None:
-    """Record ``np.add.reduceat(x, indices)``: parts from index to index, else one element each."""
-    for x in inputs[1:]:
-        read(x)
-    for x in out or ():
-        touch(x, WRITE)
-    if type(inputs[0]) is not TracedArray:
-        return
-    array, indices = arguments[0], np.asarray(arguments[1]).reshape(-1)
-    axis = (arguments[2] if len(arguments) > 2 else choices.get("axis", 0)) % array.ndim
-    change = np.zeros(array.shape[axis] + 1, np.int64)
-    ends = np.append(indices[1:], array.shape[axis])
-    ends = np.where(ends > indices, ends, indices + 1)
-    np.add.at(change, indices, 1)
-    np.add.at(change, ends, -1)
-    _touch_selected(inputs[0], (*(slice(None),) * axis, np.cumsum(change)[:-1] > 0), READ)
-
-
-def _touch_selected(array: TracedArray, key: Any, kind: int) -> None:
-    touch_at(array, key, kind, _SEVERAL)
 
 
 def _record_where(method: str, inputs: Any, out: Any, given: Any, where: Any) -> None:
@@ -138,142 +107,60 @@ TracedArray.__array_ufunc__ = _array_ufunc  # type: ignore[method-assign]
 
 
 Arguments = dict[str, Any]
+Effect = Callable[[Arguments, Arguments], None]
+"""Records what a call does: its arguments by name, and the same with plain arrays."""
 
 
-def _take(given: Arguments, plain: Arguments) -> bool:
-    if not {"a", "indices"} <= plain.keys():
-        return False
+def _take(given: Arguments, plain: Arguments) -> None:
     read(given["indices"])
-    array, indices = plain["a"], np.asarray(plain["indices"])
+    array, indices = plain["a"], np.asarray(plain["indices"]).astype(np.int64)
     axis, mode = plain.get("axis"), plain.get("mode", "raise")
     if type(given["a"]) is not TracedArray or not indices.size:
-        return True
-    if axis is None:
-        key: Any = np.unravel_index(_positions(indices, array.size, mode), array.shape)
-    else:
-        key = (*(slice(None),) * (axis % array.ndim), _positions(indices, array.shape[axis], mode))
-    touch_at(given["a"], key, READ)
-    return True
+        return
+    size = array.size if axis is None else array.shape[axis]
+    at = np.clip(indices, 0, size - 1) if mode in ("clip", 1) else indices % size
+    key: Any = (*(slice(None),) * (axis % array.ndim), at) if axis is not None else None
+    touch_at(given["a"], np.unravel_index(at, array.shape) if key is None else key, READ)
 
 
-def _positions(indices: Any, size: int, mode: str) -> Any:
-    """Return indices as `take` and `put` interpret them."""
-    indices = np.asarray(indices).astype(np.int64)
-    return np.clip(indices, 0, size - 1) if mode in ("clip", 1) else indices % size
+def _writing(function: Callable[..., Any], target: str, value: str) -> Effect:
+    """Return the effect of a function that writes some elements of a parameter, and reads the others.
 
-
-def _selecting(
-    function: Callable[..., Any], *parameters: str, ignored: tuple[str, ...] = ("out",)
-) -> Callable[[Arguments, Arguments], bool]:
-    """Return the effect of a function that selects elements of some parameters, and reads the others.
-
-    It selects numbers in their place: so numpy itself says which elements these are.
+    It writes a mark in their places: so numpy itself says which elements these are.
     """
 
-    def effect(given: Arguments, plain: Arguments) -> bool:
-        for name, value in given.items():
-            if name not in parameters and name not in ignored:
-                read(value)
-        nothing = {
-            name: [0] * len(x) if _is_several(x := plain[name]) else 0 for name in parameters if name in plain
-        }
-        if len(nothing) < len(parameters) and "default" not in parameters:
-            return True
-        rest = {name: x for name, x in plain.items() if name not in ignored}
-        for name in nothing:
-            several = _is_several(given[name])
-            for place, x in enumerate(given[name] if several else [given[name]]):
-                if type(x) is TracedArray and x.size:
-                    numbers: Any = np.arange(1, x.size + 1).reshape(x.shape)
-                    others: Any = nothing[name]
-                    chosen = [*others[:place], numbers, *others[place + 1 :]] if several else numbers
-                    found = np.asarray(function(**rest | nothing | {name: chosen}))
-                    touch_at(x, np.unravel_index(distinct(found[found > 0]) - 1, x.shape), READ)
-        return True
+    def effect(given: Arguments, plain: Arguments) -> None:
+        for name, x in given.items():
+            if name != target:
+                read(x)
+        array = given[target]
+        if type(array) is TracedArray and np.size(plain[value]):
+            marks, rest = np.zeros(array.shape, bool), {**plain, value: np.ones(1, bool)}
+            del rest[target]
+            function(marks, **rest)
+            if marks.all():
+                touch(array, WRITE, plain[value])
+            else:
+                touch_at(array, marks, WRITE, plain[value])
 
     return effect
 
 
-def _is_several(value: Any) -> bool:
-    return type(value) in (list, tuple)
+def _fill(given: Arguments, plain: Arguments) -> None:
+    read(given["value"])
+    touch(given["a"], WRITE, plain["value"])
 
 
-def _where(condition: Any, x: Any = 0, y: Any = 0) -> Any:
-    return np.where(condition, x, y)
-
-
-def _full_like(given: Arguments, plain: Arguments) -> bool:
+def _full_like(given: Arguments, plain: Arguments) -> None:
     read(given.get("fill_value"))
-    return True
 
 
-def _put(given: Arguments, plain: Arguments) -> bool:
-    array, values = plain["a"], np.asarray(plain["v"])
-    indices = np.asarray(plain["ind"]).reshape(-1)
-    read(given["ind"])
-    if not indices.size or not values.size:
-        return True
-    _read_first(given["v"], values, indices.size)
-    if type(given["a"]) is TracedArray:
-        at = _positions(indices, array.size, plain.get("mode", "raise"))
-        touch_at(given["a"], np.unravel_index(at, array.shape), WRITE, plain["v"])
-    return True
-
-
-def _read_first(given: Any, values: Any, count: int) -> None:
-    """Record that the first values are read, one after the other."""
-    if type(given) is TracedArray:
-        touch_at(given, np.unravel_index(np.arange(min(count, values.size)), values.shape), READ)
-    else:
-        read(given)
-
-
-def _place(given: Arguments, plain: Arguments) -> bool:
-    read(given["mask"])
-    mask = np.asarray(plain["mask"], bool).reshape(plain["arr"].shape)
-    if mask.any():
-        _read_first(given["vals"], np.asarray(plain["vals"]), int(mask.sum()))
-        touch_at(given["arr"], mask, WRITE, plain["vals"])
-    return True
-
-
-def _putmask(given: Arguments, plain: Arguments) -> bool:
-    read(given["mask"])
-    mask, values = np.asarray(plain["mask"], bool).reshape(plain["a"].shape), np.asarray(plain["values"])
-    if mask.any() and values.size:
-        if type(given["values"]) is TracedArray:
-            used = np.unique(np.flatnonzero(mask) % values.size)
-            touch_at(given["values"], np.unravel_index(used, values.shape), READ)
-        else:
-            read(given["values"])
-        touch_at(given["a"], mask, WRITE, plain["values"])
-    return True
-
-
-def _copyto(given: Arguments, plain: Arguments) -> bool:
-    where = plain.get("where", True)
-    if where is True:
-        if np.size(plain["dst"]):
-            read(given["src"])
-        touch(given["dst"], WRITE, plain["src"])
-        return True
-    read(given["where"])
-    mask = np.broadcast_to(np.asarray(where, bool), plain["dst"].shape)
-    src = given["src"]
-    if type(src) is TracedArray and src.ndim > mask.ndim:  # leading axes of length 1
-        src = src.reshape(src.shape[-mask.ndim :] if mask.ndim else ())
-    touch_where(src, mask, READ)
-    touch_at(given["dst"], mask, WRITE, plain["src"])
-    return True
-
-
-EFFECTS: dict[str, Callable[[Arguments, Arguments], bool]] = {
-    "choose": _selecting(np.choose, "choices"), "compress": _selecting(np.compress, "a"),
-    "copyto": _copyto, "full_like": _full_like, "place": _place, "put": _put, "putmask": _putmask,
-    "select": _selecting(np.select, "choicelist", "default"), "take": _take,
-    "trace": _selecting(np.diagonal, "a", ignored=("out", "dtype")), "where": _selecting(_where, "x", "y"),
+EFFECTS: dict[str, Effect] = {
+    "copyto": _writing(np.copyto, "dst", "src"), "fill": _fill, "full_like": _full_like,
+    "place": _writing(np.place, "arr", "vals"), "put": _writing(np.put, "a", "v"),
+    "putmask": _writing(np.putmask, "a", "values"), "take": _take,
 }  # fmt: skip
-"""By name of the function."""
+"""By name of the function, or of the method that is the same."""
 
 
 METADATA = frozenset({
@@ -291,10 +178,9 @@ COMPOSED = frozenset({
 """Written in Python, with steps that are all seen: they get the traced arrays."""
 READ_AND_VIEW = frozenset({"trim_zeros", "real_if_close"})
 """Read what they return a view of."""
-IN_PLACE = frozenset({
-    "median", "nanmedian", "nanpercentile", "nanquantile", "percentile", "quantile",
-})  # fmt: skip
-"""Reorder their argument with ``overwrite_input=True``."""
+_OVERWRITING = ("median", "nanmedian", "nanpercentile", "nanquantile", "percentile", "quantile")
+IN_PLACE = {**dict.fromkeys(_OVERWRITING, "overwrite_input"), "byteswap": "inplace"}
+"""Write into the array that they read, if this argument is True."""
 _POSITIONS = {
     "where": ("condition", "x", "y"),
     "putmask": ("a", "mask", "values"),
@@ -303,7 +189,6 @@ _POSITIONS = {
     "concatenate": ("arrays", "axis", "out"),
 }
 """Of functions in C, whose arguments some versions of numpy hide."""
-_PRINTED = frozenset({"array2string", "array_repr", "array_str"})
 
 
 def _array_function(self: Any, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
@@ -362,17 +247,14 @@ def call_recorded(
 
 
 def _record(name: str, given: dict[str, Any], inputs: list[Any], found: Any) -> None:
-    if name in _PRINTED:
-        printed = given["arr" if "arr" in given else "a"]
-        read_printed(printed, given.get("threshold"), given.get("edgeitems"))
-        return
     effect = EFFECTS.get(name)
-    if effect is not None and effect(given, {key: plain_value(x) for key, x in given.items()}):
+    if effect is not None:
+        effect(given, {key: plain_value(x) for key, x in given.items()})
         return
     results = list(arrays_in(found)) if given.get("out") is None else []
-    in_place = name in IN_PLACE and given.get("overwrite_input")
+    in_place = given.get(IN_PLACE.get(name, ""))
     for x in traced_in(inputs):
-        if name in READ_AND_VIEW or not any(np.may_share_memory(result, x) for result in results):
+        if in_place or name in READ_AND_VIEW or not any(np.may_share_memory(result, x) for result in results):
             read(x)
         if in_place:
             touch(x, WRITE)

@@ -37,7 +37,6 @@ from nbparallel.distributed.races.access_log import (
 )
 from nbparallel.distributed.races.access_recorder import AccessRecorder
 from nbparallel.distributed.races.traced_array import (
-    MAX_DEPTH,
     TracedArray,
     arrays_in,
     plain,
@@ -124,41 +123,27 @@ class PlainArguments:
     """
 
     def __init__(self) -> None:
-        self._originals: dict[int, tuple[Any, Any]] = {}
+        self._originals: dict[int, tuple[Any, TracedArray]] = {}
         """By the identity of what stands for it, which is kept, so that no other object gets its number."""
 
-    def plain(self, value: Any, depth: int = 0) -> Any:
+    def plain(self, value: Any) -> Any:
         """Return a value with plain arrays."""
-        kind = type(value)
-        if kind is TracedArray:
-            return self._replace(value, plain(value))
-        if kind not in (list, tuple, dict) or depth > MAX_DEPTH:
-            return value
-        parts = list(value.values() if kind is dict else value)
-        found = [self.plain(part, depth + 1) for part in parts]
-        if all(one is other for one, other in zip(parts, found, strict=True)):
-            return value
-        return self._replace(value, dict(zip(value, found, strict=True)) if kind is dict else kind(found))
+        return replaced(value, {TracedArray: self._plain})
 
-    def _replace(self, original: Any, replacement: Any) -> Any:
-        self._originals[id(replacement)] = replacement, original
-        return replacement
+    def _plain(self, array: TracedArray) -> Any:
+        found = plain(array)
+        self._originals[id(found)] = found, array
+        return found
 
-    def original(self, value: Any, depth: int = 0) -> Any:
-        """Return what the caller passed, if an operation returns it; in lists and tuples too."""
-        known = self._originals.get(id(value))
+    def original(self, value: Any) -> Any:
+        """Return a result with what the caller passed; views of other ranks' arrays are traced."""
+        return replaced(value, {np.ndarray: self._original})
+
+    def _original(self, array: Any) -> Any:
+        known = self._originals.get(id(array))
         if known is not None:
             return known[1]
-        if type(value) in (list, tuple) and depth < MAX_DEPTH:
-            found = [self.original(part, depth + 1) for part in value]
-            if any(one is not other for one, other in zip(value, found, strict=True)):
-                return type(value)(found)
-        return value
-
-
-def trace_views(value: Any) -> Any:
-    """Return a result in which views of other ranks' arrays, which are read-only, are traced."""
-    return replaced(value, {np.ndarray: lambda x: x if x.flags.writeable else trace(x)})
+        return array if array.flags.writeable else trace(array)
 
 
 Event = Publish | Acquire
@@ -205,7 +190,7 @@ class OperationOrder:
         """Record what operations under way fill: they may, in each interval until they were waited for."""
         for arrays in self._pending:
             for array in arrays:
-                self.recorder.write(array)
+                self.recorder.touch(array, WRITE)
 
     def broadcast(self, key: Key, array: Any, *, is_root: bool) -> None:
         """Record an array that is passed to a broadcast; the kernel knows whether it is the root's."""
@@ -344,7 +329,7 @@ class CheckedOperations:
             self._until_waited(value, list(acquired), filled, arrays)
             return value
         self._write(filled)
-        return trace_views(arrays.original(value))
+        return arrays.original(value)
 
     def _key(self, group: Any, members: tuple[int, ...], member: int) -> Key:
         """Return what a member publishes in the collective of a group that was called last."""
@@ -353,11 +338,11 @@ class CheckedOperations:
 
     def _read(self, values: Any) -> None:
         for array in arrays_in(values):
-            self._recorder.read(array)
+            self._recorder.touch(array, READ)
 
     def _write(self, values: Any) -> None:
         for array in arrays_in(values):
-            self._recorder.write(array)
+            self._recorder.touch(array, WRITE)
 
     def _members(self, group: Any) -> tuple[int, ...] | None:
         if group is None:
@@ -403,7 +388,7 @@ class CheckedOperations:
             if pending:
                 pending.clear()
                 end_filling()
-                work._value = trace_views(arrays.original(work._value))
+                work._value = arrays.original(work._value)
                 if keys:
                     self._order.acquire(keys)
 
@@ -457,7 +442,7 @@ class CheckedOperations:
     def _recv(self, name: str, call: Call, bound: Options) -> Any:
         arrays, tensor, return_source = PlainArguments(), bound.get("tensor"), bound.get("return_source")
         value, source = call(**arrays.plain(bound) | {"return_source": True})
-        value = trace_views(arrays.original(value))
+        value = arrays.original(value)
         if source is not None:
             self._order.acquire(self._message(source, bound.get("tag", 0), bound.get("group")))
             self._write(tensor)
@@ -496,7 +481,7 @@ class CheckedOperations:
             expected = tag if bound.get("recv_tag") is None else bound["recv_tag"]
             self._order.acquire(self._message(self._communicator.last_source, expected, group))
             self._write(bound.get("output"))
-        return trace_views(arrays.original(received))
+        return arrays.original(received)
 
 
 MESSAGES: dict[str, Callable[[CheckedOperations, str, Call, Options], Any]] = {

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 
 from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, AccessLog, ArrayName, Site
 from nbparallel.distributed.races.array_names import ArrayNames, Place
 from nbparallel.distributed.races.byte_sets import Overlap
-from nbparallel.distributed.races.walk import MOST_MEETINGS, Conflict, JoinedLogs, Walk
+from nbparallel.distributed.races.walk import MOST_MEETINGS, Conflict, Walk, join_logs
 from nbparallel.errors.text.escaping import escape_html, visible
 
 MOST_SHOWN = 5
@@ -170,31 +173,29 @@ def door_text(site: Site, kinds: Iterable[int]) -> str:
 
 
 def advice_for(
-    array: str, indices: str, *done: int, same_line: bool, same_elements: bool, is_mutual: bool = False
+    place: Place, first: int, second: int, *, same_line: bool, same_elements: bool, is_mutual: bool = False
 ) -> str:
     """Return what to do if two lines, or one on several ranks, read and write what they have in common.
 
     `is_mutual`: ranks have written what they have read, as where each takes the next number and counts on.
     """
-    is_one = "[" in indices and ":" not in indices
-    if is_mutual and is_one and not same_line and not all(kinds & WRITE for kinds in done):
-        return BARRIER_OR_ONE_LOCK.format(name=array or "name")
-    advice = _advice(*done, same_line=same_line, same_elements=same_elements, is_one=is_one)
-    return advice.format(name=array or "name")
-
-
-def _advice(first: int, second: int, *, same_line: bool, same_elements: bool, is_one: bool) -> str:
-    if not same_line:
-        if first == second == BOTH:
-            return LOCKS if is_one else BARRIER_OR_LOCKS
-        return BARRIER_OR_OWN_PART if first & second & WRITE else BARRIER
-    if first == second == WRITE:
-        return OWN_PART
-    if first == second == BOTH:
-        if not same_elements:
-            return OWN_PART_OR_LOCK
-        return LOCK if is_one else ONCE_OR_ADD
-    return READ_FIRST
+    is_one = "[" in place.indices and ":" not in place.indices
+    if same_line:
+        if first == second == WRITE:
+            advice = OWN_PART
+        elif not first == second == BOTH:
+            advice = READ_FIRST
+        elif not same_elements:
+            advice = OWN_PART_OR_LOCK
+        else:
+            advice = LOCK if is_one else ONCE_OR_ADD
+    elif is_mutual and is_one and not first & second & WRITE:
+        advice = BARRIER_OR_ONE_LOCK
+    elif first == second == BOTH:
+        advice = LOCKS if is_one else BARRIER_OR_LOCKS
+    else:
+        advice = BARRIER_OR_OWN_PART if first & second & WRITE else BARRIER
+    return advice.format(name=place.array or "name")
 
 
 def joined(parts: Sequence[str]) -> str:
@@ -210,30 +211,25 @@ _Side = dict[int, set[int]]
 
 @dataclass(slots=True)
 class _Group:
-    """What two lines did at one place."""
+    """What a line, or two, did at one place."""
 
     place: Place
     start: int
     """Its first byte."""
-    sides: tuple[_Side, _Side] = field(default_factory=lambda: ({}, {}))
-    parts: tuple[set[Place], set[Place]] = field(default_factory=lambda: (set(), set()))
+    sides: dict[Site, _Side] = field(default_factory=dict)
+    parts: dict[Site, set[Place]] = field(default_factory=dict)
     """What each line has touched altogether."""
 
     @property
     def ranks(self) -> set[int]:
         """All that met there."""
-        return {*self.sides[0], *self.sides[1]}
-
-    def turned(self) -> _Group:
-        """Return the same with the second line first."""
-        return _Group(self.place, self.start, self.sides[::-1], self.parts[::-1])
+        return set().union(*self.sides.values())
 
 
 @dataclass(slots=True)
 class _Fold:
-    """All that two lines did to an array without an order; the first one is named first."""
+    """All that a line, or two, did to an array without an order."""
 
-    sites: tuple[Site, Site]
     certain: bool
     harmless: bool = True
     comparable: bool = True
@@ -241,101 +237,82 @@ class _Fold:
     """All places are in `groups`."""
     groups: dict[Place, _Group] = field(default_factory=dict)
 
-    def turned(self) -> _Fold:
-        """Return the same with the second line first."""
-        groups = {place: group.turned() for place, group in self.groups.items()}
-        return _Fold(self.sites[::-1], self.certain, self.harmless, self.comparable, self.complete, groups)
-
 
 def fold_conflicts(
-    conflicts: Iterable[Conflict], ranks: Sequence[int], sites: Sequence[Site], names: ArrayNames
+    conflicts: Iterable[Conflict], ranks: Sequence[int], names: ArrayNames
 ) -> tuple[Race, ...]:
     """Return the races: certain ones first, then possible ones, then harmless ones.
 
     Parameters
     ----------
     conflicts : iterable of Conflict
-        Ranks and sites in them are places in the sequences below.
+        Ranks in them are places in the sequence below.
     ranks : sequence of int
         Their numbers.
-    sites : sequence of Site
-        Lines.
     names : ArrayNames
         Of shared arrays.
     """
     folds: dict[tuple[object, ...], _Fold] = {}
     parts: dict[tuple[int, int], Place] = {}
     for conflict in conflicts:
-        lines = conflict.first, conflict.second
-        # which line is named first is decided when all that they did is known
-        order = (1, 0) if sites[lines[0].site] > sites[lines[1].site] else (0, 1)
-        first, second = (lines[side] for side in order)
+        sites = frozenset((conflict.first.site, conflict.second.site))
         for meeting in conflict.meetings.values():
             place = names.place_of(conflict.segment, meeting.overlap, meeting.first, meeting.second)
-            key = (
-                conflict.segment, place.array or names.part_of(conflict.segment, meeting.overlap.start),
-                first.site, second.site, conflict.certain,
-            )  # fmt: skip
-            fold = folds.get(key)
-            if fold is None:
-                fold = folds[key] = _Fold((sites[first.site], sites[second.site]), conflict.certain)
+            array = place.array or names.part_of(conflict.segment, meeting.overlap.start)
+            fold = folds.setdefault(
+                (conflict.segment, array, sites, conflict.certain), _Fold(conflict.certain)
+            )
             fold.harmless &= conflict.harmless
             fold.complete &= len(conflict.meetings) < MOST_MEETINGS
             fold.comparable &= meeting.overlap.certain
             group = fold.groups.setdefault(place, _Group(place, meeting.overlap.start))
-            for side, line in enumerate((first, second)):
-                group.sides[side].setdefault(ranks[line.rank], set()).add(line.kind)
-                touched = meeting.second if order[side] else meeting.first
+            for line, touched in ((conflict.first, meeting.first), (conflict.second, meeting.second)):
+                group.sides.setdefault(line.site, {}).setdefault(ranks[line.rank], set()).add(line.kind)
                 part = parts.get((conflict.segment, id(touched)))
                 if part is None:
                     whole = Overlap(touched.start, touched.stop)
                     part = names.place_of(conflict.segment, whole, touched)
                     parts[conflict.segment, id(touched)] = part
-                group.parts[side].add(part)
-    known = {(key[:2], _lines(fold)) for key, fold in folds.items() if fold.certain}
+                group.parts.setdefault(line.site, set()).add(part)
+    known = {(*key[:2], _lines(fold)) for key, fold in folds.items() if fold.certain}
     races = [
-        _race(fold) for key, fold in folds.items() if fold.certain or (key[:2], _lines(fold)) not in known
+        _race(fold) for key, fold in folds.items() if fold.certain or (*key[:2], _lines(fold)) not in known
     ]
     return tuple(sorted(races, key=lambda race: (race.harmless, not race.certain)))
 
 
 def _lines(fold: _Fold) -> frozenset[tuple[str, int]]:
-    return frozenset((site.label, site.line) for site in fold.sites)
+    group = next(iter(fold.groups.values()))  # the sites of all are the same
+    return frozenset((site.label, site.line) for site in group.sides)
 
 
 def _race(fold: _Fold) -> Race:
-    if _done(fold, 1) & WRITE and not _done(fold, 0) & WRITE:
-        fold = fold.turned()
-    first, second = fold.sites
     group, *others = sorted(fold.groups.values(), key=lambda group: group.start)
-    all_sides: tuple[_Side, _Side] = ({}, {})
-    for found in fold.groups.values():
-        for side, ranks in enumerate(found.sides):
-            for rank, kinds in ranks.items():
-                all_sides[side].setdefault(rank, set()).update(kinds)
-    if first == second:
-        all_sides = (_merged(*all_sides),) * 2
-    done = [{kind for kinds in side.values() for kind in kinds} for side in all_sides]
-    sentence = _sentence(fold, group)
+    sides = {site: _merged(one.sides[site] for one in fold.groups.values()) for site in group.sides}
+    done = {site: set().union(*side.values()) for site, side in sides.items()}
+    # the line that wrote comes first; if both did, the earlier one
+    first, *rest = sorted(sides, key=lambda site: (not _bits(done[site]) & WRITE, site))
+    second = rest[0] if rest else first
+    sentence = _sentence(fold, group, first, second)
     if others:
         sentence += f" Likewise {_alike(others, complete=fold.complete)}."
-    same_elements = {group.place} == group.parts[0] | group.parts[1]
+    readers = group.sides[second].keys()
     advice = advice_for(
-        *group.place[:2],
-        *_group_kinds(fold, group),
-        same_line=_is_one_line(fold),
-        same_elements=same_elements,
-        is_mutual=len(group.sides[0]) > 1 and group.sides[0].keys() <= group.sides[1].keys(),
+        group.place,
+        *_group_kinds(group, first, second),
+        same_line=first[:2] == second[:2],
+        same_elements={group.place} == set().union(*group.parts.values()),
+        is_mutual=len(group.sides[first]) > 1 and group.sides[first].keys() <= readers,
     )
-    if not fold.certain and any(kind & POSSIBLE and kind & WRITE for kinds in done for kind in kinds):
+    if not fold.certain and any(kind & POSSIBLE and kind & WRITE for kind in set().union(*done.values())):
         advice += A_COPY
     return Race(
         array=group.place.array,
         indices=group.place.indices,
         lines=(first.line, second.line),
         cells=(first.label, second.label),
-        ranks=(tuple(sorted(all_sides[0])), tuple(sorted(all_sides[1]))),
-        kinds=(verb(done[0]), verb(done[1])),
+        ranks=(tuple(sorted(sides[first])), tuple(sorted(sides[second]))),
+        kinds=(verb(done[first]), verb(done[second])),
         certain=fold.certain,
         harmless=fold.harmless,
         sentence=sentence,
@@ -343,67 +320,57 @@ def _race(fold: _Fold) -> Race:
     )
 
 
-def _done(fold: _Fold, side: int) -> int:
-    """Return what one of the lines did anywhere."""
-    return _bits(kinds for group in fold.groups.values() for kinds in group.sides[side].values())
+def _merged(sides: Iterable[_Side]) -> _Side:
+    found: defaultdict[int, set[int]] = defaultdict(set)
+    for side in sides:
+        for rank, kinds in side.items():
+            found[rank] |= kinds
+    return found
 
 
-def _is_one_line(fold: _Fold) -> bool:
-    return len(_lines(fold)) == 1
+def _bits(kinds: Iterable[int]) -> int:
+    """Return what accesses of some kinds did."""
+    return reduce(or_, kinds, 0) & BOTH
 
 
-def _merged(one: _Side, other: _Side) -> _Side:
-    return {rank: one.get(rank, set()) | other.get(rank, set()) for rank in one.keys() | other.keys()}
-
-
-def _group_kinds(fold: _Fold, group: _Group) -> tuple[int, int]:
+def _group_kinds(group: _Group, first: Site, second: Site) -> tuple[int, int]:
     """Return what two lines did; of one line, what the rank did that did most, and the one that did least."""
-    if not _is_one_line(fold):
-        first, second = (_bits(kinds for kinds in side.values()) for side in group.sides)
-        return first, second
-    done = sorted(_bits([kinds]) for kinds in _merged(*group.sides).values())
+    if first[:2] != second[:2]:
+        return _bits(set().union(*group.sides[first].values())), _bits(
+            set().union(*group.sides[second].values())
+        )
+    done = sorted(map(_bits, _merged(group.sides.values()).values()))
     return done[-1], done[0]
 
 
-def _bits(kinds: Iterable[set[int]]) -> int:
-    bits = 0
-    for found in kinds:
-        for kind in found:
-            bits |= kind & BOTH
-    return bits
-
-
-def _sentence(fold: _Fold, group: _Group) -> str:
+def _sentence(fold: _Fold, group: _Group, first: Site, second: Site) -> str:
     """Return what happened at one place."""
     if fold.harmless:
-        ranks, line = ranks_text(group.ranks), line_text(fold.sites[0])
-        return f"{group.place}: {ranks} each stored the same number on {line}."
-    them = "them" if len(group.ranks) > 2 else "the two"
-    doing = _on_one_line(fold, group) if fold.sites[0] == fold.sites[1] else _on_two_lines(fold, group)
-    if doing.startswith("ranks"):
-        them = "them"
+        return f"{group.place}: {ranks_text(group.ranks)} each stored the same number on {line_text(first)}."
+    doing = _on_one_line(group, first) if first == second else _on_two_lines(group, (first, second))
+    them = "them" if len(group.ranks) > 2 or doing.startswith("ranks") else "the two"
     text = f"{group.place}: {doing}, and nothing orders {them}."
     if not fold.comparable:
         text += " Whether they touched the same elements was too hard to find out."
     return text
 
 
-def _on_one_line(fold: _Fold, group: _Group) -> str:
-    site = fold.sites[0]
+def _on_one_line(group: _Group, site: Site) -> str:
     alike: dict[frozenset[int], list[int]] = {}
-    for rank, done in _merged(*group.sides).items():
+    for rank, done in group.sides[site].items():
         alike.setdefault(frozenset(done), []).append(rank)
+    where = f"on {line_text(site)}{door_text(site, frozenset().union(*alike))}"
     if len(alike) == 1:
         ((kinds, ranks),) = alike.items()
-        return f"{ranks_text(ranks)} each {verb(kinds)} it on {line_text(site)}{door_text(site, kinds)}"
-    order = sorted(alike, key=lambda kinds: (not any(kind & WRITE for kind in kinds), min(alike[kinds])))
-    parts = [f"{ranks_text(alike[kinds])} {verb(kinds)} it" for kinds in order]
-    return f"{joined(parts)} on {line_text(site)}{door_text(site, frozenset().union(*alike))}"
+        return f"{ranks_text(ranks)} each {verb(kinds)} it {where}"
+    order = sorted(alike, key=lambda kinds: (not _bits(kinds) & WRITE, min(alike[kinds])))
+    return f"{joined([f'{ranks_text(alike[kinds])} {verb(kinds)} it' for kinds in order])} {where}"
 
 
-def _on_two_lines(fold: _Fold, group: _Group) -> str:
+def _on_two_lines(group: _Group, sites: tuple[Site, Site]) -> str:
     parts = []
-    for site, side, touched in zip(fold.sites, group.sides, group.parts, strict=True):
+    for site in sites:
+        side, touched = group.sides[site], group.parts[site]
         kinds = frozenset().union(*side.values())
         what = "it"
         if len(side) == 1 and len(touched) == 1:
@@ -424,10 +391,6 @@ def _alike(others: Sequence[_Group], *, complete: bool) -> str:
     return joined(named)
 
 
-MOST_NAMES = 3
-"""Arrays of one segment that are named."""
-
-
 def compare(
     logs: Iterable[AccessLog], names: Iterable[ArrayName] = (), lost: Collection[int] = ()
 ) -> RaceReport:
@@ -442,17 +405,15 @@ def compare(
     lost : collection of int
         Ranks whose logs do not reach to the end of the cell.
     """
-    found = JoinedLogs(logs)
-    array_names = ArrayNames(names, found.ranks)
-    walk = Walk(found.ranks, found.contended, array_names.part_of)
+    joined_logs = join_logs(logs)
+    array_names = ArrayNames(names, joined_logs)
+    walk = Walk(joined_logs, array_names.part_of)
     walk.run()
-    numbers = [log.rank for log in found.ranks]
     return RaceReport(
-        races=fold_conflicts(walk.conflicts.values(), numbers, found.sites, array_names),
-        accesses=sum(log.count for log in found.ranks),
+        races=fold_conflicts(walk.conflicts.values(), [log.rank for log in joined_logs], array_names),
+        accesses=sum(log.count for log in joined_logs),
         not_checked=(
             *_lost(lost),
-            *_incomplete(walk.incomplete, array_names),
             *(["the rest of the cell, because too many accesses are in no order"] * walk.is_cut_short),
         ),
     )
@@ -461,13 +422,3 @@ def compare(
 def _lost(ranks: Collection[int]) -> list[str]:
     its = "its" if len(ranks) == 1 else "their"
     return [f"what {ranks_text(ranks)} did: {its} log was lost"] if ranks else []
-
-
-def _incomplete(segments: Iterable[int], names: ArrayNames) -> list[str]:
-    """Return a line for each segment with too many irregular accesses."""
-    lines = []
-    for segment in sorted(segments):
-        arrays = [f"`{array.name}`" for array in names.touching(segment, 0, 1 << 62)][:MOST_NAMES]
-        where = " or ".join(arrays) or "a shared array without a name"
-        lines.append(f"some pairs of accesses to {where}, because too many touch scattered elements")
-    return lines

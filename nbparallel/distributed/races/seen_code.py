@@ -6,7 +6,6 @@
     private[shared]                private[seen_value(shared, private)]
     private.dot(shared)            seen_method(private, "dot")(shared)
     rng.shuffle(shared)            seen_method(rng, "shuffle")(shared)
-    import torch                   import torch; open_library_doors()
 
 A plain array copies from another one, and is indexed by it, within numpy, whatever the other's class.  Code
 that was compiled before, in other cells and modules, stays as it is: such accesses in it are not seen.  So
@@ -18,7 +17,9 @@ from __future__ import annotations
 import ast
 import copy
 import gc
+import io
 from collections.abc import Callable, Iterator
+from socket import socket
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -26,30 +27,30 @@ import numpy as np
 
 from nbparallel.distributed.races.access_log import WRITE
 from nbparallel.distributed.races.array_methods import expose
-from nbparallel.distributed.races.doors import open_library_doors
 from nbparallel.distributed.races.numpy_functions import call_recorded
-from nbparallel.distributed.races.traced_array import TracedArray, plain_value, read, seen, touch, traced_in
+from nbparallel.distributed.races.traced_array import TracedArray, plain_value, seen, touch, traced_in
 
-ARRAY_METHODS: dict[str, tuple[str, ...]] = {
-    "choose": ("a", "choices", "out"), "compress": ("a", "condition", "axis", "out"),
-    "dot": ("a", "b", "out"), "put": (), "repeat": (), "searchsorted": (), "setfield": (),
-    "take": ("a", "indices", "axis", "out"),
+_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "choose": ("choices", "out"), "compress": ("condition", "axis", "out"), "dot": ("b", "out"),
+    "take": ("indices", "axis", "out"),
 }  # fmt: skip
-"""Of a plain array: read what they are passed."""
-RANDOM_METHODS = frozenset({
+"""Of methods that write `out`, which may be given by position."""
+_ARRAY = (*_PARAMETERS, "put", "repeat", "searchsorted")
+_GENERATOR = (
     "choice", "permutation", "permuted", "random", "shuffle", "standard_exponential", "standard_gamma",
     "standard_normal",
-})  # fmt: skip
-"""Of a generator of random numbers."""
-FILLING = frozenset({"readinto", "readinto1", "recv_into"})
-BYTES_METHODS = FILLING | {"send", "sendall", "write"}
-"""Of files and sockets: fill the bytes that they are passed, or read them."""
-_METHODS = ARRAY_METHODS.keys() | RANDOM_METHODS | BYTES_METHODS
+)  # fmt: skip
+METHODS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(_ARRAY, (np.ndarray,)),
+    **dict.fromkeys(_GENERATOR, (np.random.Generator, np.random.RandomState)),
+    **dict.fromkeys(("readinto", "write"), (io.IOBase,)), **dict.fromkeys(("send", "sendall"), (socket,)),
+}  # fmt: skip
+"""Of plain arrays, generators, files and sockets: read what they are passed, or fill it."""
 COMPILERS = frozenset({
     "cfunc", "compile", "generated_jit", "guvectorize", "jit", "njit", "script", "stencil", "vectorize",
 })  # fmt: skip
 """Of numba, torch and others: compile the functions that they are passed; `numpy.vectorize` does not."""
-VALUE_NAME, METHOD_NAME, IMPORT_NAME = "__seen_value__", "__seen_method__", "__seen_import__"
+VALUE_NAME, METHOD_NAME = "__seen_value__", "__seen_method__"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Later = _Function | ast.GeneratorExp
 
@@ -124,16 +125,6 @@ class SeenCode(ast.NodeTransformer):
             node.name in self._compiled or any(map(_is_compiler, node.decorator_list))
         )
 
-    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
-        """Have the doors of a library opened that was not there when the cell began."""
-        return [node, ast.copy_location(ast.Expr(self._call(IMPORT_NAME, [], node)), node)]
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.stmt]:
-        """As `visit_Import`."""
-        if node.module == "__future__":
-            return [node]
-        return [node, ast.copy_location(ast.Expr(self._call(IMPORT_NAME, [], node)), node)]
-
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         """Have values that are assigned to parts of arrays seen."""
         self.generic_visit(node)
@@ -182,7 +173,7 @@ class SeenCode(ast.NodeTransformer):
             return node
         self.generic_visit(node)
         method = node.func
-        if isinstance(method, ast.Attribute) and method.attr in _METHODS and (node.args or node.keywords):
+        if isinstance(method, ast.Attribute) and method.attr in METHODS and (node.args or node.keywords):
             name = ast.copy_location(ast.Constant(method.attr), method)
             node.func = self._call(METHOD_NAME, [method.value, name], method)
         return node
@@ -294,56 +285,24 @@ def seen_value(value: Any, array: Any) -> Any:
 
 
 def seen_method(owner: Any, name: str) -> Callable[..., Any]:
-    """Return a method, or one that records what it does with traced arguments first."""
+    """Return a method, or one that records what it does with traced arguments."""
     method: Callable[..., Any] = getattr(owner, name)
-    if isinstance(owner, np.ndarray):
-        if name not in ARRAY_METHODS or type(owner) is TracedArray:
-            return method
-        original, parameters = getattr(np.ndarray, name), ARRAY_METHODS[name]
+    if type(owner) is TracedArray or (not isinstance(owner, METHODS[name]) and owner is not np.random):
+        return method
 
-        def of_array(*args: Any, **options: Any) -> Any:
-            if any(True for _ in traced_in((args, options))):
-                return call_recorded(original, "", parameters, (owner, *args), options)
+    def seen_call(*args: Any, **options: Any) -> Any:
+        if not any(True for _ in traced_in((args, options))):
             return method(*args, **options)
-
-        return of_array
-    if name in RANDOM_METHODS and _draws(owner):
-        return _of_generator(name, method)
-    if name in BYTES_METHODS:
-
-        def of_bytes(*args: Any, **options: Any) -> Any:
-            for x in traced_in((args, options)):
-                if name in FILLING:
-                    expose(x, name)
-                else:
-                    read(x)
-            return method(*plain_value(args), **options)
-
-        return of_bytes if hasattr(owner, "fileno") or hasattr(owner, "getvalue") else method
-    return method
-
-
-def _draws(owner: Any) -> bool:
-    return owner is np.random or isinstance(owner, np.random.Generator | np.random.RandomState)
-
-
-def _of_generator(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    def draw(*args: Any, **options: Any) -> Any:
-        found = method(*plain_value(args), **plain_value(options))
-        out = options.get("out")
-        for x in traced_in((args, {key: x for key, x in options.items() if key != "out"})):
-            read(x)
+        if name == "readinto":
+            expose(args[0], name)
+            return method(*plain_value(args))
+        found = call_recorded(method, "", _PARAMETERS.get(name, ()), args, options)
         if name == "shuffle":
             touch(args[0] if args else options.get("x"), WRITE)
-        if type(out) is TracedArray:
-            touch(out, WRITE)
-            return out
         return found
 
-    return draw
+    return seen_call
 
 
-SEEN_NAMES: dict[str, Any] = {
-    VALUE_NAME: seen_value, METHOD_NAME: seen_method, IMPORT_NAME: open_library_doors,
-}  # fmt: skip
+SEEN_NAMES: dict[str, Any] = {VALUE_NAME: seen_value, METHOD_NAME: seen_method}
 """What transformed code calls."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count, product
+from itertools import count
 from types import EllipsisType, NoneType
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.distributed.races.access_log import READ, WRITE
-from nbparallel.distributed.races.access_recorder import AccessRecorder, offsets_at
+from nbparallel.distributed.races.access_recorder import AccessRecorder, offsets_at, one_value
 
 AnyArray = npt.NDArray[Any]
 _get: Any = np.ndarray.__getitem__
@@ -84,8 +84,6 @@ class TracedArray(np.ndarray[Any, Any]):
         if type(found) is not TracedArray and _recorder is not None:
             place = place_of_element(self, key)
             if place is not None:
-                if type(found) is np.void:  # a view, which can be assigned to
-                    return _fields_of(self, key, found)
                 _recorder.element(place, self.itemsize, READ)
         return found
 
@@ -109,25 +107,16 @@ class TracedArray(np.ndarray[Any, Any]):
         else:
             return _set_other(self, key, value)
         _set(self, key, value)
-        if single and self.dtype.names is None:
+        if single:
             place = place_of_element(self, key)
             if place is not None:
-                _recorder.element(place, self.itemsize, WRITE, _one(value))
+                _recorder.element(place, self.itemsize, WRITE, one_value(value))
         else:
-            _write_part(self, key, value)
+            touch(_get(self, key), WRITE, value)
         return None
 
 
 _SCALARS = frozenset({int, float, complex, bool, str, bytes, np.float64, np.int64, np.float32, np.bool_})
-
-
-def _one(value: Any) -> Any:
-    """Return the number that is assigned to one element."""
-    return value if type(value) in (int, float, complex, bool) else _number(value)
-
-
-def _number(value: Any) -> Any:
-    return value.item() if isinstance(value, np.number | np.bool_) else None
 
 
 def _get_other(array: TracedArray, key: Any) -> Any:
@@ -161,53 +150,6 @@ def touch_at(array: Any, key: Any, kind: int, value: Any = None) -> None:
     """Record that what an index takes is touched, if the array is traced."""
     if _recorder is not None and type(array) is TracedArray:
         _touch_elements(_recorder, array, key, kind, value)
-
-
-def _view_of(array: TracedArray, key: Any) -> TracedArray:
-    """Return what a basic index takes as a view, also where it is one element."""
-    parts = key if type(key) is tuple else (key,)
-    for part in parts:
-        if part is Ellipsis:
-            break
-    else:
-        parts = (*parts, Ellipsis)
-    view: TracedArray = _get(array, parts)
-    return view
-
-
-def _write_part(array: TracedArray, key: Any, value: Any) -> None:
-    """Record that what slices take is written; where it begins is faster computed than asked for."""
-    view = _get(array, key)
-    if type(view) is not TracedArray:
-        view = _view_of(array, key)
-    place = place_of(array)
-    if place is None or not view.size:
-        return
-    offset, axis, shape, strides = place[1], 0, array.shape, array.strides
-    for part in key if type(key) is tuple else (key,):
-        if type(part) is slice:
-            if part.start is not None or part.step is not None:
-                offset += part.indices(shape[axis])[0] * strides[axis]
-        elif part is Ellipsis:
-            touch(view, WRITE, value)
-            return
-        elif part is None:
-            continue
-        else:
-            at = int(part)
-            offset += (at if at >= 0 else at + shape[axis]) * strides[axis]
-        axis += 1
-    assert _recorder is not None
-    _recorder.touch_at((place[0], offset), view, WRITE, value, depth=3)
-
-
-def _fields_of(array: TracedArray, key: Any, found: Any) -> Any:
-    """Return an element of several fields: a view, whose fields are read and written later."""
-    if found.dtype.names is None:
-        touch(_view_of(array, key), READ)
-        return found
-    fields: AnyArray = plain(_view_of(array, key)).view(np.dtype((TracedFields, array.dtype)))
-    return fields[()]
 
 
 # -- where it lies ---------------------------------------------------------------------------------------
@@ -274,8 +216,7 @@ def touch(x: Any, kind: int, value: Any = None) -> None:
     if type(x) is TracedArray and _recorder is not None and x.size:
         place = place_of(x)
         if place is not None:
-            whole = x if x.dtype.names is None else plain(x)
-            _recorder.touch_at(place, whole, kind, value, depth=3)
+            _recorder.touch_at(place, x, kind, value)
 
 
 def parts_of(value: Any, depth: int = 0) -> Iterator[Any]:
@@ -341,58 +282,6 @@ def plain_value(value: Any) -> Any:
     return replaced(value, _PLAIN)
 
 
-class TracedFields(np.void):  # type: ignore[misc]  # final for a type checker
-    """An element of several fields, as ``x[3]`` of a structured array: a view."""
-
-    def _array(self) -> TracedArray:
-        array: AnyArray = np.asarray(self)  # its memory
-        return trace(array.view(np.dtype((np.void, self.dtype))))
-
-    def _field(self, key: Any) -> Any:
-        names = self.dtype.names
-        return names[key] if names is not None and isinstance(key, int) else key
-
-    def __getitem__(self, key: Any) -> Any:
-        """Return a field, or a part of one."""
-        found = self._array()[self._field(key)]
-        return found[()] if isinstance(found, np.ndarray) and not found.ndim else found
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Assign to a field."""
-        self._array()[self._field(key)] = value
-
-    def _read(self) -> Any:
-        touch(self._array(), READ)
-        return plain(self._array())[()]
-
-    def item(self, *args: Any) -> Any:
-        """Return all fields as a tuple."""
-        return self._read().item(*args)
-
-    def tolist(self) -> Any:
-        """Return all fields as a tuple."""
-        return self._read().tolist()
-
-    def copy(self, *args: Any) -> Any:
-        """Return an element of its own."""
-        return self._read().copy(*args)
-
-    def __repr__(self) -> str:
-        return repr(self._read())
-
-    def __str__(self) -> str:
-        return str(self._read())
-
-    def __eq__(self, other: object) -> Any:
-        return self._read() == seen(other)
-
-    def __ne__(self, other: object) -> Any:
-        return self._read() != seen(other)
-
-    def __reduce__(self) -> Any:
-        return self._read().__reduce__()
-
-
 def _seen_array(array: TracedArray) -> AnyArray:
     touch(array, READ)
     return plain(array)
@@ -402,24 +291,8 @@ def _seen_slice(index: slice) -> slice:
     return slice(seen(index.start), seen(index.stop), seen(index.step))
 
 
-_SEEN: Replacements = {TracedArray: _seen_array, TracedFields: TracedFields._read, slice: _seen_slice}
-_PLAIN: Replacements = {TracedArray: plain, TracedFields: TracedFields._read}
-
-
-def read_printed(array: TracedArray, threshold: Any = None, edgeitems: Any = None) -> None:
-    """Record what is read to print an array; the limits are those of `numpy.set_printoptions`."""
-    options = np.get_printoptions()
-    threshold = options["threshold"] if threshold is None else threshold
-    edge = options["edgeitems"] if edgeitems is None else edgeitems
-    if array.size <= threshold:
-        touch(array, READ)
-        return
-    axes = [
-        (slice(0, edge), slice(length - edge, length)) if length > 2 * edge else (slice(None),)
-        for length in array.shape
-    ]
-    for key in product(*axes):
-        touch(trace(plain(array)[key]), READ)
+_SEEN: Replacements = {TracedArray: _seen_array, slice: _seen_slice}
+_PLAIN: Replacements = {TracedArray: plain}
 
 
 class TracedFlat:
@@ -430,11 +303,6 @@ class TracedFlat:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._flat, name)
-
-    @property
-    def base(self) -> TracedArray:
-        """The array."""
-        return self._array
 
     def __len__(self) -> int:
         return len(self._flat)
@@ -448,21 +316,19 @@ class TracedFlat:
         self._touch(at, READ)
         return found
 
-    def copy(self) -> Any:
+    def copy(self, *args: Any, **options: Any) -> Any:
         """Return all elements as a plain array."""
-        read(self._array)
-        return self._flat.copy()
-
-    def __array__(self, *args: Any, **options: Any) -> Any:
         read(self._array)
         return np.array(self._flat.copy(), *args, **options)
 
+    __array__ = copy
+
     def _touch(self, key: Any, kind: int, value: object = None) -> None:
-        array = self._array
-        if recorder() is None or not array.size:
-            return
-        chosen: Any = _positions(array.size, key)
-        touch_at(array, np.unravel_index(chosen, array.shape), kind, value)
+        size = self._array.size
+        if size:
+            one = isinstance(key, int | np.integer)  # else what numpy takes of their numbers
+            at: Any = int(key) % size if one else np.arange(size)[key]
+            touch_at(self._array, np.unravel_index(at, self._array.shape), kind, value)
 
     def __getitem__(self, key: Any) -> Any:
         key = seen(key)
@@ -480,14 +346,3 @@ class TracedFlat:
 
     def __ne__(self, other: object) -> Any:
         return self.copy() != seen(other)
-
-
-def _positions(size: int, key: Any) -> Any:
-    """Return which elements an index takes."""
-    if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        return np.asarray([int(key) % size])
-    if isinstance(key, slice):
-        return np.arange(*key.indices(size))
-    if isinstance(key, tuple) and len(key) == 1:
-        return _positions(size, key[0])
-    return np.arange(size)[key]

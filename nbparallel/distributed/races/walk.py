@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
@@ -41,81 +41,53 @@ class RankLog:
     rank: int
     events: list[Publish | Acquire] = field(default_factory=list)
     accesses: list[MemoryAccess] = field(default_factory=list)
-    """In the order of their intervals; a site is the number that `JoinedLogs` gives it."""
+    """In the order of their intervals."""
     names: dict[ArrayName, None] = field(default_factory=dict)
     count: int = 0
     broadcasts: list[BroadcastArray] = field(default_factory=list)
 
 
-class JoinedLogs:
-    """Logs of a cell.
-
-    Attributes
-    ----------
-    ranks : list of RankLog
-        Ascending.
-    sites : list of Site
-        Of all ranks, each once.
-    contended : set of int
-        Segments that several ranks have touched, one of which has written: elsewhere there is no race.
-    """
-
-    def __init__(self, logs: Iterable[AccessLog]) -> None:
-        self.sites: list[Site] = []
-        self._numbers: dict[Site, int] = {}
-        found: dict[int, RankLog] = {}
-        for log in sorted(logs, key=lambda log: (log.rank, log.first_event)):
-            self._add(found.setdefault(log.rank, RankLog(log.rank)), log)
-        self.ranks = list(found.values())
-        self._fill_broadcasts()
-        self.contended = self._contended()
-
-    def _add(self, joined: RankLog, log: AccessLog) -> None:
+def join_logs(logs: Iterable[AccessLog]) -> list[RankLog]:
+    """Return the log of each rank, ascending; the parts of a rank's log are in order."""
+    found: dict[int, RankLog] = {}
+    for log in sorted(logs, key=attrgetter("rank")):
+        joined = found.setdefault(log.rank, RankLog(log.rank))
         joined.events += log.events
+        joined.accesses += log.accesses
         joined.names.update(dict.fromkeys(log.names))
         joined.count += log.count
-        sites = [self._number(site) for site in log.sites]
-        if sites == list(range(len(sites))):  # as on most ranks: they run the same lines
-            joined.accesses += log.accesses
-        else:
-            joined.accesses += [access._replace(site=sites[access.site]) for access in log.accesses]
-        joined.broadcasts += [
-            one._replace(access=one.access._replace(site=sites[one.access.site])) for one in log.broadcasts
-        ]
+        joined.broadcasts += log.broadcasts
+    _fill_broadcasts(found.values())
+    return list(found.values())
 
-    def _fill_broadcasts(self) -> None:
-        """Add the writes of broadcasts into memory that is not the root's own."""
-        roots = {
-            one.key: (one.access.segment, one.access.region)
-            for rank in self.ranks
+
+def _fill_broadcasts(ranks: Collection[RankLog]) -> None:
+    """Add the writes of broadcasts into memory that is not the root's own."""
+    roots = {
+        one.key: (one.access.segment, one.access.region)
+        for rank in ranks
+        for one in rank.broadcasts
+        if one.is_root
+    }
+    for rank in ranks:
+        rank.accesses += [
+            one.access
             for one in rank.broadcasts
-            if one.is_root
-        }
-        for rank in self.ranks:
-            filled = [
-                one.access
-                for one in rank.broadcasts
-                if not one.is_root and roots.get(one.key) != (one.access.segment, one.access.region)
-            ]
-            if filled:
-                rank.accesses = sorted([*rank.accesses, *filled], key=attrgetter("interval"))
+            if not one.is_root and roots.get(one.key) != (one.access.segment, one.access.region)
+        ]
+        rank.accesses.sort(key=attrgetter("interval"))
 
-    def _number(self, site: Site) -> int:
-        number = self._numbers.setdefault(site, len(self.sites))
-        if number == len(self.sites):
-            self.sites.append(site)
-        return number
 
-    def _contended(self) -> set[int]:
-        written: set[int] = set()
-        ranks_of: dict[int, set[int]] = {}
-        for log in self.ranks:
-            touched = {(access.segment, access.kind & WRITE) for access in log.accesses}
-            for segment, writes in touched:
-                ranks_of.setdefault(segment, set()).add(log.rank)
-                if writes:
-                    written.add(segment)
-        return {segment for segment in written if len(ranks_of[segment]) > 1}
+def _contended(ranks: Iterable[RankLog]) -> set[int]:
+    """Return the segments that several ranks have touched, one of which has written."""
+    written: set[int] = set()
+    ranks_of: defaultdict[int, set[int]] = defaultdict(set)
+    for log in ranks:
+        for segment, writes in {(access.segment, access.kind & WRITE) for access in log.accesses}:
+            ranks_of[segment].add(log.rank)
+            if writes:
+                written.add(segment)
+    return {segment for segment in written if len(ranks_of[segment]) > 1}
 
 
 Events = Sequence[Publish | Acquire]
@@ -154,7 +126,7 @@ class VectorClocks:
         for rank in range(len(self._events)):
             yield rank, 0
         self._ready = list(range(len(self._events)))[::-1]
-        while self._ready or self._release_one():
+        while self._ready:
             rank = self._ready.pop()
             events = self._events[rank]
             while position[rank] < len(events) and self._apply(rank, events[position[rank]]):
@@ -191,18 +163,6 @@ class VectorClocks:
         if len(keys) > 1:  # a collective: its members acquire the same keys
             self._joined[keys] = joined
         return joined
-
-    def _release_one(self) -> bool:
-        """Pass one event that waits for itself: logs that contradict each other must not end the search."""
-        for rank, events in enumerate(self._events):
-            event = events[self._position[rank]] if self._position[rank] < len(events) else None
-            if isinstance(event, Acquire):
-                for waiting in self._waiting.values():
-                    waiting[:] = [other for other in waiting if other != rank]
-                self._expected -= {self._before_turn.get(key, key) for key in event.keys}
-                self._ready.append(rank)
-                return True
-        return False
 
 
 def _published_keys(events: Sequence[Events]) -> set[Key]:
@@ -288,7 +248,7 @@ class LineAccesses:
     )  # fmt: skip
 
     def __init__(
-        self, number: int, rank: int, site: int, kind: int, needed_from: Callable[[int], int]
+        self, number: int, rank: int, site: Site, kind: int, needed_from: Callable[[int], int]
     ) -> None:
         self.number, self.rank, self.site, self.kind = number, rank, site, kind
         self.writes, self.possible = bool(kind & WRITE), bool(kind & POSSIBLE)
@@ -364,16 +324,12 @@ def _as_array(numbers: array[int]) -> npt.NDArray[np.int64]:
 
 MOST_MEETINGS = 16
 """Meetings that are kept of two lines of two ranks."""
-MOST_WORK = 300_000
-"""Tests of two boxes, of about 5 µs, after which no more are made: seconds."""
+MOST_WORK = 1_000_000
+"""Accesses beside a line of another rank, and tests of two places, of 5 to 10 µs; then the walk ends."""
 ELEMENTS_PER_TEST = 200
 """Elements that are compared in the time of such a test."""
 MOST_CONFLICTS = 3_000
-"""Conflicts after which the walk ends: a second.  A report shows five races."""
-MOST_PAIRS = 2_000_000
-"""Accesses beside a line of another rank after which it ends, of about 10 µs: a cell has a thousand lines."""
-MOST_REMEMBERED = 50_000
-"""Results of tests that are kept for the next time."""
+"""Conflicts after which it ends: a second.  A report shows five races."""
 
 
 class Meeting(NamedTuple):
@@ -384,8 +340,6 @@ class Meeting(NamedTuple):
     overlap: Overlap
 
 
-_UNKNOWN = Overlap(0, 0)
-"""Stands for a test that was not made yet."""
 PartOf = Callable[[int, int], int]
 """Of a segment and a byte, the number of the named memory."""
 
@@ -414,8 +368,6 @@ class Walk:
     ----------
     logs : sequence of RankLog
         Of all ranks.
-    contended : set of int
-        Segments in which there can be a race.
     part_of : callable
         Returns the number of the named memory in which a byte of a segment lies.
 
@@ -423,39 +375,37 @@ class Walk:
     ----------
     conflicts : dict
         Those found.
-    incomplete : set of int
-        Segments in which not all pairs of places were compared, because there were too many.
-    is_cut_short : bool
-        Not all accesses were visited, because there were too many conflicts or pairs of lines.
     """
 
-    def __init__(self, logs: Sequence[RankLog], contended: set[int], part_of: PartOf) -> None:
+    def __init__(self, logs: Sequence[RankLog], part_of: PartOf) -> None:
         self.conflicts: dict[tuple[int, int, int], Conflict] = {}
-        self.incomplete: set[int] = set()
-        self._logs, self._contended, self._part_of = logs, contended, part_of
+        self._logs, self._contended, self._part_of = logs, _contended(logs), part_of
         self._vectors = VectorClocks([log.events for log in logs])
         self._next = [0] * len(logs)
-        self.lines: dict[tuple[int, int, int, int], LineAccesses] = {}
+        self.lines: dict[tuple[int, int, Site, int], LineAccesses] = {}
         self._lines_of: defaultdict[int, list[LineAccesses]] = defaultdict(list)
         self._byte_sets: dict[Box | Elements, ByteSet] = {}
         self._overlaps: dict[tuple[int, int], Overlap | None] = {}
-        self._work = self._pairs = 0
-        self.is_cut_short = False
+        """Results of tests, since loops come back to them."""
+        self._work = 0
 
     def run(self) -> None:
         """Visit all accesses."""
         following = self._next
         for rank, interval in self._vectors.intervals():
-            accesses, place = self._logs[rank].accesses, following[rank]
-            while place < len(accesses) and accesses[place].interval <= interval:
-                if len(self.conflicts) > MOST_CONFLICTS or self._pairs > MOST_PAIRS:
-                    self.is_cut_short = True
+            accesses = self._logs[rank].accesses
+            while following[rank] < len(accesses) and accesses[following[rank]].interval <= interval:
+                if len(self.conflicts) > MOST_CONFLICTS or self._work > MOST_WORK:
                     return
-                access = accesses[place]
+                access = accesses[following[rank]]
                 if access.segment in self._contended:
                     self._visit(rank, access)
-                place += 1
-            following[rank] = place
+                following[rank] += 1
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether not all accesses were visited, because there were too many."""
+        return any(count < len(log.accesses) for count, log in zip(self._next, self._logs, strict=True))
 
     def _visit(self, rank: int, access: MemoryAccess) -> None:
         interval, segment, site, kind, region, stored = access
@@ -474,7 +424,7 @@ class Walk:
                 self._meet(segment, line, mine.bytes, stored, other, clock[other.rank])
         line.keep(region, mine, interval, stored)
 
-    def _add_line(self, rank: int, segment: int, site: int, kind: int) -> LineAccesses:
+    def _add_line(self, rank: int, segment: int, site: Site, kind: int) -> LineAccesses:
         line = LineAccesses(len(self.lines), rank, site, kind, self._needed_from)
         self.lines[rank, segment, site, kind] = line
         for other in self._lines_of[segment]:
@@ -503,14 +453,14 @@ class Walk:
         known: int,
     ) -> None:
         """Compare an access with what another rank's line has done since an interval."""
-        self._pairs += 1
+        self._work += 1
         first, second = (line, other) if line.number < other.number else (other, line)
         key = first.number, second.number, self._part_of(segment, touched.start)
         conflict = self.conflicts.get(key)
         if conflict is not None and conflict.is_full:
             return
         for access in other.near(touched, known):
-            overlap = self._overlap(segment, access.bytes, touched)
+            overlap = self._overlap(access.bytes, touched)
             if overlap is None:
                 continue
             if conflict is None:
@@ -524,24 +474,18 @@ class Walk:
                 conflict.is_full = True
                 return
 
-    def _overlap(self, segment: int, one: ByteSet, other: ByteSet) -> Overlap | None:
-        """Return what two places have in common; a result is remembered, since loops come back to them."""
+    def _overlap(self, one: ByteSet, other: ByteSet) -> Overlap | None:
+        """Return what two places have in common."""
         if one.is_solid and other.is_solid:
             return find_overlap(one, other)
         key = (id(one), id(other)) if id(one) < id(other) else (id(other), id(one))
-        found = self._overlaps.get(key, _UNKNOWN)
-        if found is not _UNKNOWN:
-            return found
-        if self._work > MOST_WORK:
-            self.incomplete.add(segment)
-            return None
-        self._work += 1
-        if one.offsets is not None or other.offsets is not None:
-            self._work += (one.count + other.count) // ELEMENTS_PER_TEST
-        if len(self._overlaps) > MOST_REMEMBERED:
-            self._overlaps.clear()
-        overlap = self._overlaps[key] = find_overlap(one, other)
-        return overlap
+        if key not in self._overlaps:
+            self._work += 1
+            for side in (one, other):
+                if side.offsets is not None:
+                    self._work += side.offsets.size // ELEMENTS_PER_TEST
+            self._overlaps[key] = find_overlap(one, other)
+        return self._overlaps[key]
 
 
 def _is_same(

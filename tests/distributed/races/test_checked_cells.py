@@ -246,19 +246,18 @@ def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
     """What was sent before the end is compared like the rest, and of a rank that dies it is all there is."""
     three_ranks.run(
         "from nbparallel.distributed.races import checked_cell\ncheck = checked_cell.CheckedCell\n"
-        "checked_cell.LIMIT_NBYTES, parts, send = 5_000, [0], check.send_if_full\n"
+        "checked_cell.LIMIT_NBYTES, parts, log = 5_000, [0], check.log\n"
         "def counted(self):\n"
-        "    before = self.first_event\n"
-        "    send(self)\n"
-        "    parts[0] += self.first_event > before\n"
-        "check.send_if_full = counted"
+        "    parts[0] += 1\n"
+        "    return log(self)\n"
+        "check.log = counted"
     )
     steps = (
         "for step in range(200):\n    grid[rank] = step\n    barrier()\n    value = grid[(rank + 1) % 3]\n"
     )
     report = checked(three_ranks, steps + "    barrier()")
     assert str(report).startswith("no race among 1,200 accesses")
-    assert all(count >= 3 for count in three_ranks.run("parts[0]").values)
+    assert all(count >= 4 for count in three_ranks.run("parts[0]").values)
     assert checked(three_ranks, "counter[0] += 1\n" + steps).races[0].lines == (1, 1)
     with pytest.raises(ParallelError) as raised:
         checked(

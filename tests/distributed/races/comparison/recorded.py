@@ -107,7 +107,6 @@ class RecordedRank:
         self.cell, self.rank = cell, rank
         self.events: list[Publish | Acquire] = []
         self.accesses: list[MemoryAccess] = []
-        self.sites: list[Site] = []
         self.turns = 0
 
     def touch(
@@ -117,10 +116,7 @@ class RecordedRank:
         segment, box = self.cell.region(view)
         value = None if stored is None else np.asarray(stored, view.dtype).tobytes()
         site = Site(label, line, door)
-        if site not in self.sites:
-            self.sites.append(site)
-        access = MemoryAccess(len(self.events), segment, self.sites.index(site), kind, box, value)
-        self.accesses.append(access)
+        self.accesses.append(MemoryAccess(len(self.events), segment, site, kind, box, value))
 
     def read(self, view: AnyArray, line: int, **more: Any) -> None:
         """Read a view."""
@@ -146,6 +142,4 @@ class RecordedRank:
 
     def log(self, names: tuple[ArrayName, ...] = ()) -> AccessLog:
         """Return the log."""
-        return AccessLog(
-            self.rank, tuple(self.events), tuple(self.accesses), tuple(self.sites), names, len(self.accesses)
-        )
+        return AccessLog(self.rank, tuple(self.events), tuple(self.accesses), names, len(self.accesses))

@@ -73,8 +73,12 @@ def check(one: Box | Elements, other: Box | Elements, *, surely: bool = True) ->
 @example(Box(600, (3, 3), (10, 14), 2), Box(620, (), (), 2))
 @given(REGIONS, REGIONS)
 def test_any_two_regions(one: Box | Elements, other: Box | Elements) -> None:
-    """Boxes of all strides and single elements of all sizes overlap just where they have bytes in common."""
-    check(one, other)
+    """Boxes of all strides and single elements of all sizes overlap just where they have bytes in common.
+
+    Of rows that overlap themselves and irregular elements an overlap may be possible only.
+    """
+    irregular = isinstance(one, Elements) or isinstance(other, Elements)
+    check(one, other, surely=not irregular or (ByteSet(one).nested and ByteSet(other).nested))
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -87,11 +91,9 @@ def test_views_of_an_array(one: Box, other: Box | Elements) -> None:
 @settings(max_examples=examples(300), deadline=None)
 @given(boxes(), boxes())
 def test_what_numpy_finds_too_hard(one: Box, other: Box) -> None:
-    """Runs are then written out; if there are too many, an overlap is possible, and none is missed."""
+    """An overlap is then possible, and none is missed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(overlap_module, "MAX_WORK", 1)
-        check(one, other)
-        patch.setattr(overlap_module, "MAX_RUNS", 2)
         check(one, other, surely=False)
 
 
@@ -103,12 +105,12 @@ def test_bytes_of_a_region(region: Box | Elements) -> None:
     """Joining runs keeps all bytes and adds none; the ends are those of the first and the last byte."""
     found, touched = ByteSet(region), bytes_of(region)
     assert (found.start, found.stop) == (min(touched), max(touched) + 1)
-    assert {start + byte for start in found.run_starts().tolist() for byte in range(found.run)} == touched
     assert not found.is_solid or len(touched) == found.run == found.stop - found.start
     assert found.is_solid or isinstance(region, Elements) or len(touched) < found.stop - found.start
-    if found.nested and found.offsets is None:
-        for start in range(found.start - 3, found.stop + 3):
-            assert found.is_touched(start, start + 2) == bool({start, start + 1} & touched)
+    if found.nested:
+        limits = np.arange(found.start - 3, found.stop + 3)
+        last = found.last_runs(limits)
+        assert set(limits[(last >= 0) & (last + found.run > limits)].tolist()) == touched
 
 
 @settings(max_examples=examples(300), deadline=None)

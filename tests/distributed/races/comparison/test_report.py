@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed.races import byte_sets as overlap_module
-from nbparallel.distributed.races import walk as walk_module
 from nbparallel.distributed.races.access_log import (
     POSSIBLE,
     READ,
@@ -110,8 +109,8 @@ def test_a_few_scattered_elements() -> None:
         ]
         logs = []
         for rank in range(2):
-            access = MemoryAccess(0, segment, 0, WRITE, elements(8, bytes_of_elements))
-            logs.append(AccessLog(rank, (), (access,), (Site("", 1),), (), 1))
+            access = MemoryAccess(0, segment, Site("", 1), WRITE, elements(8, bytes_of_elements))
+            logs.append(AccessLog(rank, (), (access,), (), 1))
         box = box_of(array, turned)
         names = [ArrayName("a", segment, box.offset, box.shape, box.strides, 8)]
         shown = compare(logs, names).races[0].indices
@@ -198,7 +197,6 @@ def test_certain_races_first() -> None:
 def test_too_hard_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides that numpy and we give up on: the race is possible, and the sentence has the reason."""
     monkeypatch.setattr(overlap_module, "MAX_WORK", 1)
-    monkeypatch.setattr(overlap_module, "MAX_RUNS", 1)
     memory = np.zeros(4000, np.uint8)
     cell = Recorded(2, a=memory)
     for rank, strides in zip(cell, ((31, 37, 41), (29, 43, 47)), strict=True):
@@ -207,17 +205,6 @@ def test_too_hard_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     (race,) = compare(cell.logs()).races
     assert not race.certain
     assert "Whether they touched the same elements was too hard to find out." in str(race)
-
-
-def test_too_many_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was not compared is said."""
-    monkeypatch.setattr(walk_module, "MOST_WORK", -1)
-    cell = Recorded(2, a=np.zeros((5, 5)))
-    for rank in cell:
-        rank.write(cell.arrays["a"][:, rank.rank], 1)
-    assert str(compare(cell.logs())).splitlines()[1:] == [
-        "not checked: some pairs of accesses to `a`, because too many touch scattered elements"
-    ]
 
 
 # -- its form ------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Memory:
     def touched(self, number: int = 0) -> dict[int, Bytes]:
         """Return the bytes of an array that were accessed, by kind, counted from its first byte."""
         found: dict[int, Bytes] = {}
-        for access in self.recorder.take().accesses:
+        for access in self.recorder.take()[0]:
             if access.segment == SEGMENT + number:
                 found.setdefault(access.kind, set()).update(bytes_of(access))
         return found
