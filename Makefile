@@ -69,9 +69,8 @@ bench: $(VENV)/bench  ## measure beside the peers; writes docs/explanation/perfo
 sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed and failed; fault tests REPEAT times
 	@status=0; \
 	PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.syscall_sweep || status=$$?; \
-	for core in "" --busy-core; do PYTHONPATH=. $(PYTEST) -p tests.faults.sweep.sweep_record \
-	  -m "fault or stress" --repeat $(REPEAT) $$core $(ARGS) || status=$$?; done; \
-	PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.sweep_record $(REPEAT) || status=$$?; \
+	for core in "" --busy-core; do \
+	  PYTHONPATH=. $(PYTEST) -m "fault or stress" --repeat $(REPEAT) $$core $(ARGS) || status=$$?; done; \
 	exit $$status
 
 docs: $(VENV)/site  ## build the documentation's site, notebooks with their outputs: build/site/index.html

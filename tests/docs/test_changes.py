@@ -1,6 +1,5 @@
 """Fragments of the changelog can be collected: their names say what they are, their text is one entry."""
 
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -36,20 +35,3 @@ def test_a_version_has_a_short_list() -> None:
         entries = [line for line in version.splitlines() if line.startswith("* ")]
         assert 0 < len(entries) <= 30
         assert max(map(len, entries)) < 330
-
-
-def test_malformed_fragments_are_found() -> None:
-    """A wrong kind, a missing topic, an empty text, a list are each refused."""
-    assert problems("groups.feature.md", "Groups may nest.\n") == []
-    for name in ("groups.md", ".feature.md", "groups.added.md", "groups.feature.txt"):
-        assert problems(name, "Groups may nest.\n")
-    for text in ("", "\n", "no newline", "* a bullet\n", "one\n\ntwo\n"):
-        assert problems("groups.feature.md", text)
-
-
-def test_the_collector_knows_the_same_kinds() -> None:
-    """The collector's settings list the kinds of the page, in this order."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]
-    assert tuple(kind["directory"] for kind in settings["type"]) == KINDS
-    page = (ROOT / "changes" / "README.md").read_text()
-    assert all(f"| `{kind}` |" in page for kind in KINDS)

@@ -6,12 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
-import hatch_build
 import nbparallel
 import nbparallel.distributed as dist
 from docs.site import name_examples, page_source, sections
@@ -105,15 +101,6 @@ def test_every_page_is_in_the_navigation() -> None:
     assert "every file of ../../notebooks/*.ipynb" in PAGES["docs/tutorials/index"].read_text()
 
 
-def test_files_are_listed_by_pattern() -> None:
-    """The comment that GitHub does not show is a list on the site."""
-    made = sections.with_files("a\n\n<!-- every file of 00*.md -->\n\nb", "docs/dev/decisions/index", ROOT)
-    assert "\n/docs/dev/decisions/0001-source-roots\n" in made
-    made = sections.with_files("<!-- every file of ../../notebooks/*.ipynb -->", "docs/tutorials/index", ROOT)
-    assert "\n01 Hello, ranks </notebooks/01-hello-ranks>\n" in made
-    assert sections.with_files("<!-- every file of none*.md -->", "docs/dev/decisions/index", ROOT) == ""
-
-
 def _listed(page: str) -> set[str]:
     blocks = re.findall(r"\.\. autosummary::\n((?:   .*\n|\n)+)", (REFERENCE / page).read_text())
     return {line.strip() for block in blocks for line in block.splitlines() if line.strip()[:1].isalpha()} | {
@@ -183,47 +170,3 @@ def test_every_magic_and_option_is_on_its_page() -> None:
     assert {name for name, *_ in options} == set(NbParallel.class_own_traits(config=True))
     assert all(text for *_, text in options)
     assert "```{configuration}" in (REFERENCE / "configuration.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("link", "shown"),
-    [
-        ("[a](../README.md)", "a"),
-        ("[a `b`](../tests)", "a `b`"),
-        ("[a](tutorials/)", "[a](tutorials/index.md)"),
-        ("[a](how-to/torch.md#x)", "[a](how-to/torch.md#x)"),
-        ("![a](../README.md)", "![a](../README.md)"),
-        ("[a](missing.md)", "[a](missing.md)"),
-        ("```\n[a](../README.md)\n```", "```\n[a](../README.md)\n```"),
-    ],
-)
-def test_links_on_the_site(link: str, shown: str) -> None:
-    """A file that is no page is named without a link, a folder leads to its index, a wrong link stays."""
-    pages = {"docs/index", "docs/tutorials/index", "docs/how-to/torch"}
-    assert page_source.links_on_site(link, "docs/index", pages, ROOT) == shown
-
-
-def test_fences_on_the_site() -> None:
-    """Options that only tests read are not shown; a block with a magic is IPython's."""
-    fences = '```python exec="false" reason="x"\nx = 1\n```\n\n```python\n%%parallel\nx\n```\n'
-    assert page_source.plain_fences(fences) == "```python\nx = 1\n```\n\n```ipython3\n%%parallel\nx\n```\n"
-
-
-def test_the_page_of_an_index_has_absolute_links() -> None:
-    """One setting makes each link of the README lead to the repository; empty, the page stays as it is."""
-    page = (ROOT / "README.md").read_text()
-    assert hatch_build.with_absolute_links(page, "") == page
-    for address in ("", "https://code.example/nbparallel"):
-        fields: dict[str, Any] = {}
-        hatch_build.IndexPage(str(ROOT), {"repository": address}).update(fields)
-        assert fields["readme"]["text"] == hatch_build.with_absolute_links(page, address)
-        assert all(link.startswith(f"{address}/") or link == address for link in fields["urls"].values())
-        assert ("Source" in fields["urls"]) == bool(address)
-    made = hatch_build.with_absolute_links(page, "https://code.example/nbparallel/")
-    links = re.findall(r'\]\(([^)\s]+)\)|\b(?:src|srcset)="([^"]+)"', made)
-    assert len(links) >= 20
-    for link in map("".join, links):
-        assert link.startswith("https://"), link
-        if found := re.fullmatch(r"https://code\.example/nbparallel/(blob|raw)/HEAD/([^#]+)(#.*)?", link):
-            assert (ROOT / found[2]).exists(), link
-            assert (found[1] == "raw") == (Path(found[2]).suffix == ".png"), link

@@ -127,13 +127,6 @@ def test_pages_use_the_field_s_words(page: Path) -> None:
     assert not (found := offences(page.read_text())), "\n".join(found)
 
 
-def test_the_search_finds_the_words() -> None:
-    """Each kind of word is found in prose, and none in code."""
-    assert len(offences("Who lets it go at once is told.")) == 4
-    assert offences("`who()`, ``%who`` and\n```\nshall\n```\nsend all at once") == []
-    assert len(list(docstrings())) > 200
-
-
 def comments(text: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each comment; lines that follow each other are one."""
     block: list[str] = []
@@ -173,12 +166,6 @@ def test_sources_use_the_field_s_words() -> None:
             for word in PERSONS.finditer(line)
         ]
     assert not found, "\n".join(found)
-
-
-def test_comments_are_found() -> None:
-    """Behind code and in blocks, where a phrase may go over the end of a line; nothing in a text is one."""
-    text = "x = 1  # what\n# they let\n# go\ny = '# no'\n    # last"
-    assert list(comments(text)) == [(1, "what"), (2, "they let go"), (5, "last")]
 
 
 def test_messages_use_the_field_s_words() -> None:

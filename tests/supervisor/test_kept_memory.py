@@ -1,10 +1,6 @@
 """Memory that stays mapped between its uses: who waits for no answer loses nothing all the same."""
 
-import random
-
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from nbparallel.supervisor.ledger.actions import (
     Close,
@@ -29,41 +25,8 @@ from nbparallel.wire.segments import (
     Unmap,
     segment_id,
 )
-from tests.harness.tiers import examples
-from tests.supervisor.kept_memory import KeptMemory
 
 FIRST, SECOND, THIRD = (segment_id(0, serial) for serial in (1, 2, 3))
-
-
-@pytest.mark.time_limit(90)
-def test_nobody_loses_memory_whatever_is_read_first():
-    """No order of reading sockets ends a segment that somebody holds without having waited for an answer."""
-    holds = ends = 0
-    for seed in range(60):
-        world = KeptMemory(random.Random(seed))
-        world.run(150)
-        holds, ends = holds + world.holds, ends + world.ends
-    assert holds > 300
-    assert ends > 300
-
-
-@pytest.mark.time_limit(90)
-@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
-@given(random_=st.randoms(use_true_random=False), steps=st.integers(1, 60))
-def test_histories_that_hypothesis_finds(random_, steps):
-    """The same, with histories that Hypothesis makes shorter when one of them fails."""
-    KeptMemory(random_).run(steps)
-
-
-def test_the_model_sees_an_end_that_came_too_early():
-    """Without reading the other sockets first, memory would be taken from under somebody's array."""
-
-    def run_early():
-        for seed in range(60):
-            KeptMemory(random.Random(seed), settle_early=True).run(150)
-
-    with pytest.raises(AssertionError, match="somebody looks at"):
-        run_early()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Ranks that die, are interrupted or fail inside each of the other collectives (F3, F21, F30)."""
+"""Ranks that die, are interrupted or fail inside each of the collectives (F3, F21, F30)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.harness.ranks import RankOutcome, Running, context_of
 
 POINTS = [p for p in fault_injection.POINTS if p != "waiting"]
 OPERATIONS = (
-    "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "group", "list", "broadcast",
-    "scan", "exscan", "maxloc",
+    "all_reduce", "reduce", "reduce_scatter", "all_gather", "gather", "scatter", "all_to_all", "group",
+    "list", "broadcast", "scan", "exscan", "maxloc",
 )  # fmt: skip
 SIZES = {"8 B": 1, "4 MiB": 1 << 19}
 
@@ -36,6 +36,7 @@ def call_of(c: Communicator, operation: str, x: list[Any]) -> Callable[[], Any]:
     group = c.new_group([0, 1, 2], tag="again")
     turns = itertools.count()  # of roots: not all points lie on the way of the others
     calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: c.all_reduce(x[0]),
         "reduce": lambda: c.reduce(x[0], 1),
         "reduce_scatter": lambda: c.reduce_scatter(x[0]),
         "all_gather": lambda: c.all_gather(x[0]),

@@ -1,6 +1,6 @@
 """Streams, explored in every interleaving: nothing is read too early or written too soon, whatever happens.
 
-The programs stand in `stream_model`; that they are what the code does is shown by `test_model_steps`.
+The programs stand in `stream_model`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
@@ -16,79 +15,9 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import ForkedRankError, NbParallelError, PeerFailedError
 from nbparallel.session.tasks.escalation import REPEAT_SECONDS
-from tests.harness.ranks import RankOutcome, Running, context_of
+from tests.harness.ranks import Running, context_of
 
 SIZES = {"8 B": 1, "64 KiB": 8192, "16 MiB": 2 << 20}
-PATIENCE = 5
-"""How many times the promised 0.2 s a test allows: the promise is for a quiet machine, this one is shared."""
-
-
-def work_all_reduce(c: Communicator, count: int, shared: bool, *, late: bool = False) -> Any:
-    """Reduce until somebody fails; return who, when, and whether anybody wrote to the array afterwards."""
-    x = context_of(c).store.empty(count) if shared else np.empty(count)
-    pause = 0.02
-    while True:
-        x[...] = c.rank
-        if late:
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)  # on a busy machine the others look for long before they sleep
-        try:
-            c.all_reduce(x)
-        except NbParallelError as error:
-            ended = time.monotonic_ns()
-            x[...] = -1
-            time.sleep(0.02)  # late writers would show now
-            untouched = bool((x == -1).all())
-            return type(error).__name__, getattr(error, "rank", None), ended, untouched, str(error)
-
-
-def check(found: list[RankOutcome], victim: int, *, died: bool) -> None:
-    """Assert that the survivors were freed in time, know whom to blame, and own their memory."""
-    for outcome in found:
-        if outcome.rank == victim:
-            assert not died or outcome.signal == signal.SIGKILL
-            continue
-        assert outcome.error is None, outcome
-        name, blamed, ended, untouched, text = outcome.value
-        assert name == "PeerFailedError", outcome
-        assert blamed == victim, outcome
-        assert untouched, "somebody wrote into the array after the operation had failed"
-        if died:
-            assert "SIGKILL" in text
-            assert ended - found[victim].death_ns < PATIENCE * 0.2e9
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(cover=())
-@pytest.mark.fault("F3")
-@pytest.mark.time_limit(60)
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("shared", [False, True])
-def test_killed_inside_all_reduce(outcomes: Any, n: int, size: str, shared: bool) -> None:
-    """Kill -9 at every fault point: all survivors raise PeerFailedError in 0.2 s, and nobody writes late."""
-    points = [p for p in fault_injection.POINTS if p != "waiting"]  # that one has its own test
-    for point, victim in itertools.product(points, {0, n - 1}):
-        found = outcomes(
-            n,
-            lambda c: work_all_reduce(c, SIZES[size], shared),
-            faults=f"{point}:{victim}:2:kill",
-        )
-        check(found, victim, died=True)
-
-
-@pytest.mark.matrix(cover=())
-@pytest.mark.fault("F3")
-@pytest.mark.parametrize("n", [2, 3, 4])
-@pytest.mark.parametrize("size", SIZES)
-def test_killed_while_waiting(outcomes: Any, n: int, size: str) -> None:
-    """A kill -9 of a rank that sleeps for a late one: everybody else is freed."""
-    for shared, victim in itertools.product((False, True), {0, n - 1}):
-
-        def work(c: Communicator, shared: bool = shared, victim: int = victim) -> Any:
-            return work_all_reduce(c, SIZES[size], shared, late=c.rank == (victim + 1) % n)
-
-        check(outcomes(n, work, faults=f"waiting:{victim}:1:kill"), victim, died=True)
 
 
 @pytest.mark.matrix
@@ -116,74 +45,6 @@ def test_killed_inside_send(outcomes: Any, point: str, size: str) -> None:
     assert found[0].signal == signal.SIGKILL
     assert found[1].error is None, found
     assert found[1].value == 0
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(cover=())
-@pytest.mark.fault("F21")
-@pytest.mark.time_limit(60)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("action", ["interrupt", "raise"])
-def test_interrupted_inside_all_reduce(outcomes: Any, size: str, shared: bool, action: str) -> None:
-    """SIGINT or an error at every fault point: that rank raises it, the others are freed."""
-    points = [p for p in fault_injection.POINTS if p != "waiting"]
-    for point, victim in itertools.product(points, (0, 2)):
-
-        def work(c: Communicator, victim: int = victim) -> Any:
-            x = context_of(c).store.empty(SIZES[size]) if shared else np.empty(SIZES[size])
-            if c.rank != victim:
-                return work_all_reduce(c, SIZES[size], shared)
-            try:
-                while True:
-                    c.all_reduce(x)
-            except (KeyboardInterrupt, fault_injection.FaultInjected):
-                x[...] = -1
-                time.sleep(0.05)
-                assert (x == -1).all(), "a late writer"
-                # "leave" lies behind the collective's end: nothing was broken then, so the cell has to end.
-                raise
-
-        found = outcomes(3, work, faults=f"{point}:{victim}:2:{action}")
-        expected = KeyboardInterrupt if action == "interrupt" else fault_injection.FaultInjected
-        assert isinstance(found[victim].error, expected), found
-        check(found, victim, died=False)
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(cover=())
-@pytest.mark.fault("F21")
-@pytest.mark.parametrize("what", ["recv", "recv any", "barrier", "all_reduce", "broadcast", "send"])
-def test_every_rank_interrupted(outcomes: Any, what: str) -> None:
-    """SIGINT to all ranks ends every wait in 0.5 s: by it, or because another rank was interrupted first."""
-
-    def work(c: Communicator) -> Any:
-        if c.rank == 0:
-            time.sleep(0.4)
-            c.recv(src=1, tag=99)
-        calls = {
-            "recv": lambda: c.recv(src=0), "recv any": c.recv, "barrier": c.barrier,
-            "all_reduce": lambda: c.all_reduce(np.ones(9)), "broadcast": lambda: c.broadcast(None),
-            "send": lambda: [c.send(np.ones(3000), 0) for _ in range(100)],
-        }  # fmt: skip
-        calls[what]()
-        return None
-
-    def meanwhile(running: Running) -> bool:
-        if time.monotonic_ns() - running.started_ns < 0.2e9:
-            return False
-        for pid in running.pids:
-            os.kill(pid, signal.SIGINT)
-        return True
-
-    begin = time.monotonic_ns()
-    found = outcomes(3, work, meanwhile=meanwhile)
-    assert any(isinstance(outcome.error, KeyboardInterrupt) for outcome in found), found
-    for outcome in found:
-        if not isinstance(outcome.error, KeyboardInterrupt):
-            assert isinstance(outcome.error, PeerFailedError), outcome
-            assert "was interrupted" in str(outcome.error), outcome
-        assert outcome.error_ns - begin < 1.5e9
 
 
 @pytest.mark.slow

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
 
-from tests.docs.notebooks.lesson_rules import METADATA, RULES, problems, tags
+from tests.docs.notebooks.lesson_rules import problems
 from tests.docs.test_words import offences
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,115 +29,6 @@ def test_a_notebook_uses_the_field_s_words(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     found = [bad for cell in cells for bad in offences(cell.source)]
     assert not found, "\n".join(found)
-
-
-def lesson() -> Any:
-    """Return a notebook that keeps every rule."""
-    text, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
-
-    def exercise() -> list[Any]:
-        hidden = {"tags": ["solution", "hide-input"], "jupyter": {"source_hidden": True}}
-        return [
-            text("### Exercise", metadata={"tags": ["exercise"]}),
-            code("x = 0", metadata={"tags": ["start"]}),
-            code("x = 1", metadata=hidden),
-            code("assert x == 1", metadata={"tags": ["check"]}),
-        ]
-
-    planned = {"tags": ["raises-exception"], "nbparallel": {"raises": "ValueError"}}
-    cells = [
-        text("# Title\n\n**You will do** a\n\n**You will learn** b\n\n**You need** c"),
-        text("**What will happen?**"),
-        code("x = True"),
-        text("**What will happen?**"),
-        code("int('one')", metadata=planned),
-        code("assert x"),
-        text("## Key points\n\n* a\n* b\n* c"),
-        *exercise(),
-        *exercise(),
-        code("%parallel_stop"),
-    ]
-    return nbformat.v4.new_notebook(cells=cells, metadata=copy.deepcopy(METADATA))
-
-
-def _run(notebook: Any) -> None:
-    notebook.cells[2].execution_count = 1
-
-
-def _untitled(notebook: Any) -> None:
-    notebook.cells[0].source = notebook.cells[0].source.replace("**You need**", "")
-
-
-def _long(notebook: Any) -> None:
-    notebook.cells[2].source += "\n" * 12 + "assert 1"
-
-
-def _wide(notebook: Any) -> None:
-    notebook.cells[2].source += "  # " + "wide " * 20
-
-
-def _silent(notebook: Any) -> None:
-    notebook.cells[1].source = "**And now**"
-
-
-def _unnamed(notebook: Any) -> None:
-    del notebook.cells[4].metadata["nbparallel"]
-
-
-def _shown(notebook: Any) -> None:
-    next(cell for cell in notebook.cells if "solution" in tags(cell)).metadata["tags"] = ["solution"]
-
-
-def _unchecked(notebook: Any) -> None:
-    notebook.cells = [cell for cell in notebook.cells if "check" not in tags(cell)]
-
-
-def _two_points(notebook: Any) -> None:
-    notebook.cells[6].source = "## Key points\n\n* a\n* b"
-
-
-def _not_stopped(notebook: Any) -> None:
-    notebook.cells.pop()
-
-
-def _unproved(notebook: Any) -> None:
-    notebook.cells[5].source = "True"
-
-
-def _given_away(notebook: Any) -> None:
-    notebook.cells[2].source = "assert True"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "word"),
-    [
-        (_run, "strip"),
-        (_untitled, "You need"),
-        (_long, "lines"),
-        (_wide, "columns"),
-        (_silent, "questions"),
-        (_unnamed, "go together"),
-        (_shown, "hidden"),
-        (_unchecked, "four cells"),
-        (_two_points, "key points"),
-        (_not_stopped, "%parallel_stop"),
-        (_unproved, "asserts nothing"),
-        (_given_away, "gives the answer away"),
-    ],
-)
-def test_each_broken_rule_is_found(spoil: Callable[[Any], None], word: str) -> None:
-    """A notebook that keeps all rules has no problem; one that breaks a rule has one that names it."""
-    notebook = lesson()
-    assert problems(notebook) == []
-    spoil(notebook)
-    assert any(word in text for text in problems(notebook)), problems(notebook)
-
-
-def test_every_rule_is_tried() -> None:
-    """An empty notebook breaks every rule but the one on its format."""
-    empty = nbformat.v4.new_notebook(metadata=copy.deepcopy(METADATA))
-    broken = [rule.__name__.lstrip("_") for rule in RULES if list(rule(empty))]
-    assert broken == ["head", "questions", "mistake", "exercises", "end", "claims"]
 
 
 def test_links_lead_somewhere() -> None:
