@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import heapq
 import os
@@ -453,7 +452,6 @@ def _observed(state: RankState, task: CellTask, report: TaskReport) -> Iterator[
                     state.names.is_delivered_array,
                     filename=state.shell.compile.filename,
                     transformers=state.shell.ast_transformers,
-                    flags=state.shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
                     send=functools.partial(state.output.send_observed, name),
                 )
                 found[name] = stack.enter_context(cell_observer(name).observe(cell))

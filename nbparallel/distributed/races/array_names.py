@@ -38,8 +38,6 @@ class Slice(NamedTuple):
         return None
 
 
-MOST_LISTED = 4
-"""Single elements that are listed if no slices take them."""
 Slices = tuple[Slice, ...]
 """Of each axis."""
 
@@ -130,17 +128,6 @@ class NamedArray:
                 return None
             indices.append(index)
         return (indices[::-1], rest) if rest < self.itemsize else None
-
-    def listed(self, offsets: Offsets, run: int) -> str | None:
-        """Return an index that lists the elements in which runs of bytes begin; None: there are many."""
-        if not self.nested or run > self.itemsize or len(offsets) > MOST_LISTED:
-            return None
-        found = [self._indices(byte) for byte in offsets.tolist()]
-        places = [self._in_order([Slice(index, 1) for index in place[0]]) for place in found if place]
-        if len(places) < len(offsets) or not self.shape:
-            return None
-        axes = [str([part.start for part in parts]) for parts in zip(*places, strict=True)]
-        return f"{self.name}[{', '.join(axes)}]"
 
     def slices_of_runs(self, offsets: Offsets, run: int) -> Slices | None:
         """Return what slices take just the elements in which runs of bytes begin."""
@@ -267,11 +254,6 @@ class ArrayNames:
             slices = _in_common(array, touched)
         if slices is not None:
             return Place(array.name, array.written(slices), True, array.owner)
-        runs, run = overlap.runs, overlap.run
-        if runs is None and len(touched) == 1:
-            runs, run = touched[0].offsets, touched[0].run
-        if runs is not None and (listed := array.listed(runs, run)):
-            return Place(array.name, listed, True, array.owner)
         return Place(array.name, array.written(array.around(start, stop)), False, array.owner)
 
     def _array(self, segment: int, start: int, stop: int) -> NamedArray | None:

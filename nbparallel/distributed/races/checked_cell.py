@@ -142,4 +142,3 @@ def checking(cell: ObservedCell) -> Iterator[CheckedCell]:
             cell.transformers.remove(code)
         for name in SEEN_NAMES:
             cell.variables.pop(name, None)
-        code.restore_functions(cell.flags)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -49,71 +49,54 @@ Namespace = MutableMapping[str, Any]
 @contextmanager
 def doors(recorder: AccessRecorder, namespace: Namespace | None = None) -> Iterator[None]:
     """Replace the functions while the block runs, in modules and among the names of the cell."""
-    with ExitStack() as stack:
-        replaced = _Replacements(stack, namespace)
-        for name in CONVERTING:
-            replaced.replace(np, name, lambda original: _converting(original, recorder))
-        for name in EXPOSING:
-            replaced.replace(np, name, lambda original: _exposing(original, f"np.{original.__name__}"))
-        for name in ITERATING:
-            replaced.replace(np, name, _iterating)
-        replaced.replace(np.vectorize, "__call__", _reading)
-        for name in MAKERS:  # to import it from below would be a circle
-            replaced.replace(sys.modules["nbparallel"], name, _making)
-        torch = sys.modules.get("torch")
-        for name in TENSORS:
-            replaced.replace(torch, name, lambda original: _exposing(original, f"torch.{original.__name__}"))
-        for name in COPIES:
-            replaced.replace(torch, name, _reading)
+    names: Namespace = {} if namespace is None else namespace
+    known = set(sys.modules)
+    replaced: list[tuple[Any, str, Any, Any]] = []
+    try:
+        for owner, name, make in _doors(recorder):
+            original = getattr(owner, name, None)
+            if original is not None:
+                replaced.append((owner, name, original, make(original)))
+                setattr(owner, name, replaced[-1][3])
+        _exchange(names, {id(original): other for _, _, original, other in replaced})
         register_numba()
         yield
-
-
-class _Replacements:
-    """Puts functions in the place of others, and these back whatever happens."""
-
-    def __init__(self, stack: ExitStack, namespace: Namespace | None) -> None:
-        self._stack, self._namespace = stack, namespace if namespace is not None else {}
-        self._modules = set(sys.modules)
-        self._originals: list[tuple[Any, Any]] = []
-        """Replacements, with what they replace."""
-        stack.callback(self._put_back_in_new_modules)
-
-    def _put_back_in_new_modules(self) -> None:
-        """Put functions back into modules that the cell has imported: `from numpy import asarray`."""
-        originals = {id(replacement): original for replacement, original in self._originals}
-        for name in sys.modules.keys() - self._modules:
-            names = getattr(sys.modules.get(name), "__dict__", {})
-            for key, value in list(names.items()):
-                if id(value) in originals:
-                    names[key] = originals[id(value)]
-
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace an attribute, and what the cell's names have of it."""
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        replacement = make(original)
-        self._originals.append((replacement, original))
-
-        def put_back() -> None:
-            if getattr(owner, name, None) is replacement:  # else the user's code has put something else there
+    finally:
+        for owner, name, original, other in replaced:
+            if getattr(owner, name, None) is other:  # else the user's code has put something else there
                 setattr(owner, name, original)
-
-        self._stack.callback(put_back)
-        setattr(owner, name, replacement)
-        self._stack.callback(self._put_names_back, original, replacement)
-        for key, value in list(self._namespace.items()):
-            if value is original:
-                self._namespace[key] = replacement
-
-    def _put_names_back(self, original: Any, replacement: Any) -> None:
-        for key, value in list(self._namespace.items()):
-            if value is replacement:
-                self._namespace[key] = original
+        originals = {id(other): original for _, _, original, other in replaced}
+        _exchange(names, originals)
+        for module in sys.modules.keys() - known:  # the cell has imported it: `from numpy import asarray`
+            _exchange(getattr(sys.modules.get(module), "__dict__", {}), originals)
 
 
-def _converting(original: Callable[..., Any], recorder: AccessRecorder) -> Callable[..., Any]:
+def _exchange(names: Namespace, others: dict[int, Any]) -> None:
+    """Bind names of some objects, given by identity, to others."""
+    for name, value in list(names.items()):
+        if id(value) in others:
+            names[name] = others[id(value)]
+
+
+def _doors(recorder: AccessRecorder) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
+    """Yield owner and name of each function, and what makes its replacement."""
+    torch = sys.modules.get("torch")
+    for name in CONVERTING:
+        yield np, name, partial(_converting, recorder)
+    for name in EXPOSING:
+        yield np, name, partial(_exposing, f"np.{name}")
+    for name in ITERATING:
+        yield np, name, partial(_iterating, f"np.{name}")
+    yield np.vectorize, "__call__", _reading
+    for name in MAKERS:  # to import it from below would be a circle
+        yield sys.modules["nbparallel"], name, _making
+    for name in TENSORS:
+        yield torch, name, partial(_exposing, f"torch.{name}")
+    for name in COPIES:
+        yield torch, name, _reading
+
+
+def _converting(recorder: AccessRecorder, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def convert(*args: Any, **options: Any) -> Any:
         inputs = list(traced_in((args, options)))
@@ -131,7 +114,7 @@ def _converting(original: Callable[..., Any], recorder: AccessRecorder) -> Calla
     return convert
 
 
-def _exposing(original: Any, door: str) -> Any:
+def _exposing(door: str, original: Any) -> Any:
     """Return a function that gives the memory of its arguments away."""
 
     @wraps(original, updated=())
@@ -143,8 +126,8 @@ def _exposing(original: Any, door: str) -> Any:
     return passed
 
 
-def _iterating(original: Any) -> Any:
-    reading, exposing = _reading(original), _exposing(original, f"np.{original.__name__}")
+def _iterating(door: str, original: Any) -> Any:
+    reading, exposing = _reading(original), _exposing(door, original)
 
     @wraps(original, updated=())
     def iterate(op: Any, *args: Any, **options: Any) -> Any:

@@ -461,14 +461,16 @@ class CheckedOperations:
         arrays, keys = PlainArguments(), list[Key]()
         work: Work = call(**arrays.plain(bound))
 
-        def note(source: int) -> None:
+        finish = work.finish
+
+        def noted(value: Any = None, source: int = -1) -> None:
             if source >= 0:
                 keys.extend(self._message(source, bound.get("tag", 0), bound.get("group")))
+            finish(value, source)
 
-        if work.done:
-            note(work._source)
-        else:  # matched later, perhaps before one that is waited for earlier
-            _before_finish(work, lambda value, source: note(source))
+        if work.done and work._source >= 0:
+            keys.extend(self._message(work._source, bound.get("tag", 0), bound.get("group")))
+        work.finish = noted  # type: ignore[method-assign]  # matched later, perhaps before an earlier one
         self._until_waited(work, keys, list(arrays_in(bound.get("tensor"))), arrays)
         return work
 
@@ -521,17 +523,6 @@ def _given(value: Any) -> bool:
 def word_of(group: Any) -> int:
     """Return what distinguishes the messages of a group; 0 is the world."""
     return group.word if isinstance(group, Group) else 0
-
-
-def _before_finish(work: Work, note: Callable[[Any, int], None]) -> None:
-    """Have a function called with a work's value and source when it is completed."""
-    finish = work.finish
-
-    def noted(value: Any = None, source: int = -1) -> None:
-        note(value, source)
-        finish(value, source)
-
-    work.finish = noted  # type: ignore[method-assign]
 
 
 def _bound(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any] | None:

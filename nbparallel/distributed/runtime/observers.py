@@ -89,8 +89,6 @@ class ObservedCell:
     """``co_filename`` of its code."""
     transformers: list[Any]
     """Of its syntax tree (`ast.NodeTransformer`)."""
-    flags: int
-    """With which it is compiled."""
     send: Callable[[Any], None]
     """Takes a part of the log before the cell ends; it travels to the kernel."""
 

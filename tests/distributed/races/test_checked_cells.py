@@ -268,19 +268,6 @@ def test_a_log_that_is_sent_in_parts(three_ranks: Session) -> None:
     assert "ranks 0-2 each read and wrote it on line 1" in text
 
 
-def test_functions_of_a_checked_cell_are_as_fast_as_others_afterwards(three_ranks: Session) -> None:
-    """What records is taken out of them: methods and lambdas, too."""
-    three_ranks.run(
-        "def first(a, i):\n    a[0] = a[i]\nlast = lambda a, i: a[i]\n"
-        "class C:\n    def get(self, i): return counter[i]",
-        namespace=notebook(),
-        share=SHARED,
-        check_races=True,
-    )
-    names = "[f.__code__.co_names for f in (first, C.get, last)]"
-    assert three_ranks.run(names).values == [[(), ("counter",), ()]] * 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "source",

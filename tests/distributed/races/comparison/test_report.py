@@ -12,13 +12,10 @@ from nbparallel.distributed.races.access_log import (
     POSSIBLE,
     READ,
     WRITE,
-    AccessLog,
     ArrayName,
-    MemoryAccess,
-    Site,
 )
 from nbparallel.distributed.races.report import RaceReport, compare, ranks_text, verb
-from tests.distributed.races.comparison.recorded import AnyArray, Recorded, box_of, elements
+from tests.distributed.races.comparison.recorded import AnyArray, Recorded
 
 
 def two_writers(array: AnyArray, **arrays: AnyArray) -> Recorded:
@@ -95,28 +92,6 @@ def test_a_place_that_no_index_takes() -> None:
         rank.write(array[1:4, 1:4].diagonal(), 1)
     (race,) = compare(cell.logs()).races
     assert str(race).startswith("within `a[1:4, :]`: ranks 0 and 1 each wrote it on line 1")
-
-
-def test_a_few_scattered_elements() -> None:
-    """They are listed as numpy takes them; of many, what they lie within is shown."""
-    array = np.zeros((6, 6))
-    lists = ([0, 2, 5], [1, 3, 4])
-    for turned in (array, array[::-1]):
-        cell = Recorded(2, a=array)
-        segment, _ = cell.region(turned)
-        bytes_of_elements = [
-            turned[i : i + 1, j : j + 1].ctypes.data - array.ctypes.data for i, j in zip(*lists, strict=True)
-        ]
-        logs = []
-        for rank in range(2):
-            access = MemoryAccess(0, segment, Site("", 1), WRITE, elements(8, bytes_of_elements))
-            logs.append(AccessLog(rank, (), (access,), (), 1))
-        box = box_of(array, turned)
-        names = [ArrayName("a", segment, box.offset, box.shape, box.strides, 8)]
-        shown = compare(logs, names).races[0].indices
-        taken = np.zeros((6, 6), bool)
-        taken[eval(shown[1:])[0], eval(shown[1:])[1]] = True
-        assert sorted(zip(*np.nonzero(taken), strict=True)) == sorted(zip(*lists, strict=True))
 
 
 def test_other_cells_and_files() -> None:

@@ -122,38 +122,3 @@ COMPILED = (
 def test_functions_that_something_else_compiles_stay(code: str) -> None:
     """Numba knows nothing of the calls: it would refuse the function, and the cell would fail."""
     assert ast.dump(SeenCode().visit(ast.parse(code))) == ast.dump(ast.parse(code))
-
-
-def test_functions_have_their_own_code_after_the_cell() -> None:
-    """Those that the cell leaves run as fast as without a check: methods, closures and lambdas, too."""
-    code = (
-        "def f(a, i):\n    a[0] = a[i]\n    return a[0]\n"
-        "def outer(a):\n    def inner(i):\n"
-        "        return a[i] + [k for k in (0,) for i in (a,)][0]\n    return inner\n"
-        "class C:\n    def get(self, a, i): return a[i]\n"
-        "pair = [lambda a, i: a[i], lambda a, i: a[i]]\n"
-        "inner = outer([5, 6])\n"
-    )
-    seen, names = SeenCode(), {**SEEN_NAMES}
-    exec(compile(ast.fix_missing_locations(seen.visit(ast.parse(code))), "<mine>", "exec"), names)
-    functions = [names["f"], names["outer"], names["inner"], names["C"].get, *names["pair"]]
-    nested = [one.__code__.co_consts for one in functions]
-    assert all("__import__" in one.__code__.co_names for one in functions if one is not names["outer"])
-    assert "__import__" in str([part.co_names for part in nested[1] if hasattr(part, "co_names")])
-    seen.restore_functions(0)
-    for name in SEEN_NAMES:
-        del names[name]
-    assert all("__import__" not in one.__code__.co_names for one in functions)
-    assert "__import__" not in str(
-        [part.co_names for part in names["outer"].__code__.co_consts if hasattr(part, "co_names")]
-    )
-    assert {one.__code__.co_filename for one in functions} == {"<mine>"}
-    assert [names["f"]([1, 2], 1), names["inner"](1), names["outer"]([7])(0)] == [2, 6, 7]
-    assert [names["C"]().get([1, 2], 1), *(one([3, 4], 1) for one in names["pair"])] == [2, 4, 4]
-
-
-def test_a_cell_that_cannot_be_compiled_has_no_functions() -> None:
-    """Its tree is sound, and nothing of it ran."""
-    seen = SeenCode()
-    seen.visit(ast.parse("def f(a, i): return a[i]\nreturn 3"))
-    seen.restore_functions(0)
