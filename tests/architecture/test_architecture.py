@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.deadline_loops import deadline_loops
 from tests.architecture.private_names import private_names, reached_names
 from tests.architecture.source_tree import ROOT, TREE, circles, masses, repeated
 
@@ -143,18 +142,6 @@ def test_others_use_public_names() -> None:
         for path in TREE.files
         if path.relative_to(ROOT).parts[0] in {"tests", "benchmarks"} and "harness" not in path.parts
         for line, name in reached_names(path.read_text(), names)
-    ]
-    assert not found, "\n".join(found)
-
-
-def test_tests_wait_with_one_helper() -> None:
-    """No test and no program of one waits for a condition in a loop with a clock: `wait_until` does."""
-    found = [
-        f"{_name(path)}, line {line}"
-        for path in TREE.files
-        if path.is_relative_to(ROOT / "tests")
-        and "harness" not in path.parts  # a kernel's sockets have a poll
-        for line in deadline_loops(path.read_text())
     ]
     assert not found, "\n".join(found)
 

@@ -87,10 +87,3 @@ def test_the_readmes_first_output_is_what_its_cells_print(kernel: Kernel) -> Non
     kernel.run(first.code)
     assert text(kernel.run(second.code)).strip() == shown.strip()
     kernel.run("%parallel_stop")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    """A link to another file of the repository finds it."""
-    links = re.findall(r"\]\(([^)#:\s]+)\)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []

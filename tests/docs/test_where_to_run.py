@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -86,29 +85,6 @@ print(len(said), *set(said), sep="\\n")
     assert done.stdout.splitlines()[:1] == ["5"], done.stdout + done.stderr
     (sentence,) = done.stdout.splitlines()[1:]
     assert sentence.startswith(f"nbparallel runs on Linux, not on {name}: "), done.stderr
-
-
-def test_every_way_installs_by_make() -> None:
-    """Dockerfile, Dev Container and Binder run targets of the Makefile, and name no version of their own."""
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    docker = (ROOT / "Dockerfile").read_text()
-    assert re.findall(r"^RUN (make .*)$", docker, re.MULTILINE) == ["make setup"]
-    (command,) = re.findall(r"^CMD (.*)$", docker, re.MULTILINE)
-    assert json.loads(command)[:2] == ["make", "lab"]
-    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    assert container["postCreateCommand"] == "make setup"
-    binder = ROOT / ".binder" / "postBuild"
-    assert os.access(binder, os.X_OK)
-    assert "\nmake setup\n" in binder.read_text()
-    assert {"setup", "lab"} <= targets
-    assert "pip install" not in docker + binder.read_text()
-
-
-def test_the_page_has_a_line_for_each_way() -> None:
-    """Each way has a row, and the README leads to the page."""
-    page = PAGE.read_text()
-    assert all(way in page for way in WAYS)
-    assert "docs/get-started/install.md" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -104,39 +104,6 @@ def test_what_cannot_be_filled() -> None:
         read_memory(HERE, address(x), bytes(8))
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EFAULT, errno.ESRCH, errno.EINVAL])
-def test_refusals(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """An error of the system is told as what it means; EINTR and a part are no errors."""
-    x, steps = np.arange(100, dtype=np.uint8), iter([40, -errno.EINTR, 20, -number])
-    real = peer_memory.readv
-
-    def call(pid: int, local: Any, one: int, remote: Any, other: int, flags: int) -> int:
-        step = next(steps)
-        if step < 0:
-            ctypes.set_errno(-step)
-            return -1
-        local.length = remote.length = step
-        return int(real(pid, local, one, remote, other, flags))
-
-    monkeypatch.setattr(peer_memory, "readv", call)
-    found = np.zeros(100, np.uint8)
-    error = read_memory(HERE, address(x), found)
-    assert error is not None
-    assert error.number == number
-    expected = {errno.EFAULT: ReadFailure.UNREADABLE, errno.ESRCH: ReadFailure.GONE}
-    assert error.failure is expected.get(number, ReadFailure.REFUSED)
-    assert (found[:60] == x[:60]).all()
-    assert not found[60:].any()
-
-
-def test_no_such_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere than on Linux, and with an old C library, reading is refused."""
-    monkeypatch.setattr(peer_memory, "readv", None)
-    error = read_memory(HERE, 4096, np.zeros(8, np.uint8))
-    assert error is not None
-    assert (error.failure, error.number) == (ReadFailure.REFUSED, errno.ENOSYS)
-
-
 @pytest.mark.parametrize(("scope", "asked"), [("1\n", True), ("0\n", False), ("2\n", False), (None, False)])
 def test_yama(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, scope: str | None, asked: bool) -> None:
     """Only with Yama's scope 1 a process names who may read it."""
