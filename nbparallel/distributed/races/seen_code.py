@@ -147,17 +147,7 @@ class SeenCode(ast.NodeTransformer):
 
 def _imported(name: str) -> ast.expr:
     """Return what gives a function of this module anywhere."""
-    module = ast.Call(
-        ast.Name("__import__", ast.Load()),
-        [
-            ast.Constant(__name__),
-            ast.Constant(None),
-            ast.Constant(None),
-            ast.List([ast.Constant(name)], ast.Load()),
-        ],
-        [],
-    )
-    return ast.Attribute(module, name, ast.Load())
+    return ast.parse(f"__import__({__name__!r}, None, None, [{name!r}]).{name}", mode="eval").body
 
 
 def _assigned_array(target: ast.expr) -> ast.expr | None:
