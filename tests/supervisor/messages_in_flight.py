@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from tests.supervisor.kept_memory import KeptMemory
-
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.parcels import CloseMailbox, Open, Post, Take
 from nbparallel.wire.segments import Fetch, Hold, segment_id
+from tests.supervisor.kept_memory import KeptMemory
 
 UNBORN = 1 << 40
 """Children that have not been admitted look at what they inherit under numbers from here on."""

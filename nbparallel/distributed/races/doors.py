@@ -36,7 +36,7 @@ CONVERTING = (
 EXPOSING = ("frombuffer", "from_dlpack")
 """Of numpy: what they return looks at the memory itself."""
 ITERATING = ("nditer", "nested_iters")
-"""Of numpy: do so as well if `op_flags` say that they write; else they read all."""
+"""Of numpy: do so as well if they write by their `op_flags`; else they read all."""
 TENSORS = ("from_numpy", "as_tensor", "asarray", "frombuffer", "from_dlpack")
 """Of torch: share the memory."""
 COPIES = ("tensor",)

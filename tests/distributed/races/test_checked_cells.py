@@ -289,7 +289,7 @@ def test_an_empty_part_of_a_shared_array(three_ranks: Session, source: str) -> N
 
 
 def test_the_bases_of_a_traced_array_end(three_ranks: Session) -> None:
-    """As many as of the plain one, but for what stands for the array itself; writing by one is seen."""
+    """Two more than of the plain one, for what stands for the array itself; writing by one is seen."""
     source = """
 def depth(x):
     steps = 0
@@ -307,6 +307,6 @@ depths = [depth(x) for x in (grid, grid[2:4], grid[2:4][:1], grid.reshape(3, 4).
     )
     traced = three_ranks.run("depths").values
     for one, other in zip(plain[0], traced[0], strict=True):
-        assert abs(one - other) <= 1, (plain, traced)
+        assert one <= other <= one + 2, (plain, traced)
     report = str(checked(three_ranks, "grid[2:4].base[0] = rank"))
     assert "data race" in report, report
