@@ -58,15 +58,14 @@ def work_alone(ranks: int, rows: Sequence[Row]) -> list[float]:
 def _without_others(c: Communicator, call: Callable[[], object]) -> float:
     """Return the time of a call; afterwards all words and counters are as they were."""
     collectives = parts_of(c).collectives
-    area, counting = collectives.protocol.area, (collectives.protocol, collectives.staging)
+    area, protocol = collectives.protocol.area, collectives.protocol
     words = {word: area.words[word] for word in (*area.arrive, *area.done)}
-    counters = [dict(vars(part)) for part in counting]
+    counters = dict(vars(protocol))
     pretend(c)
     began = time.perf_counter()
     call()
     found = least(call, max(1, int(BATCH_SECONDS / (time.perf_counter() - began))))
     for word, value in words.items():
         area.words[word] = value
-    for part, before in zip(counting, counters, strict=True):
-        vars(part).update(before)
+    vars(protocol).update(counters)
     return found

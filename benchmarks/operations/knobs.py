@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.adapters import Ours
 from benchmarks.operations.lines import LARGE, Line, case
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import direct, in_place, staging
-from nbparallel.distributed.data_parallel import buckets
+from nbparallel.distributed.collectives import direct, in_place
+from nbparallel.distributed.data_parallel import gradients
 from nbparallel.distributed.point_to_point import packing, sender, streaming
 from nbparallel.distributed.runtime import waiting
 
@@ -100,22 +100,14 @@ def _gradients(count: int, nbytes: int, ranks: int) -> Work:
     return Work(f"average_gradients {count} × {nbytes // KIB} KB, {ranks} ranks", make, ranks, 5)
 
 
-def _reduce(nbytes: int, ranks: int) -> Work:
-    def make(c: Communicator) -> Call:
-        x = np.zeros(nbytes // 4, np.float32)
-        return lambda: c.reduce(x, 0)
-
-    return Work(f"reduce {nbytes // MIB} MB, private, {ranks} ranks", make, ranks)
-
-
 def _powers(low: int, high: int) -> list[int]:
     return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
 
 
 KNOBS = (
     Knob(
-        [(staging, "CHUNK")], _powers(256 * KIB, 4 * MIB),
-        [*_large("all_reduce", shared=False), *_large("all_to_all", shared=False)], "B",
+        [(direct, "PIECE")], _powers(256 * KIB, 4 * MIB),
+        [_private("all_reduce", size, n) for size in (512 * KIB, 2 * MIB, 6 * MIB) for n in (2, 4)], "B",
     ),
     Knob([(direct, "BLOCK")], _powers(8 * KIB, 512 * KIB), [*_large("all_reduce", shared=True)], "elements"),
     Knob(
@@ -134,23 +126,7 @@ KNOBS = (
     ),
     Knob(
         [(in_place, "LEAST_COMBINED")], (MIB, 4 * MIB, 8 * MIB, 16 * MIB, 1 << 40),
-        [_private("all_reduce", size, 4) for size in (MIB, 4 * MIB, 8 * MIB, 16 * MIB)], "B",
-    ),
-    Knob(
-        [(in_place, "LEAST_OF_TWO")], (MIB, 2 * MIB, 8 * MIB, 32 * MIB, 1 << 40),
-        [_private("all_reduce", size, 2) for size in (MIB, 4 * MIB, 16 * MIB, LARGE)], "B",
-    ),
-    Knob(
-        [(in_place, "LEAST_REDUCED")], (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 1 << 40),
-        [_reduce(size, 4) for size in (MIB, 3 * MIB, 6 * MIB, 16 * MIB, LARGE)], "B",
-    ),
-    Knob(
-        [(in_place, "LEAST_REDUCED_OF_TWO")], (4 * MIB, 16 * MIB, 32 * MIB, 1 << 40),
-        [_reduce(size, 2) for size in (6 * MIB, 16 * MIB, LARGE)], "B",
-    ),
-    Knob(
-        [(in_place, "PART")], _powers(512 * KIB, 8 * MIB),
-        [_reduce(size, n) for size in (16 * MIB, LARGE) for n in (2, 4)], "B",
+        [_private("all_reduce", size, n) for size in (MIB, 4 * MIB, 8 * MIB, 16 * MIB) for n in (2, 4)], "B",
     ),
     Knob(
         [(streaming, "CHUNK")], _powers(64 * KIB, 2 * MIB), [*_large("send", shared=False, ranks=(2,))], "B",
@@ -169,7 +145,7 @@ KNOBS = (
         [*_small("all_reduce", (3 * KIB, 12 * KIB, 24 * KIB, 48 * KIB), shared=True)], "B",
     ),
     Knob(
-        [(buckets, "ALONE")], _powers(2 * KIB, 64 * KIB),
+        [(gradients, "ALONE")], _powers(2 * KIB, 64 * KIB),
         [_gradients(16, size, ranks) for ranks in (2, 4) for size in (4 * KIB, 12 * KIB, 24 * KIB, 48 * KIB)],
         "B a member",
     ),

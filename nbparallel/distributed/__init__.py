@@ -9,7 +9,7 @@ describes one.  One collective, from the call to the return::
         wait for all slots   runtime      spin, then sleep: peers that died, deadlocks, time-outs end it
         compare              slots        one word of each peer; if one differs, all fingerprints: raise alike
         choose the route     collectives  if x does not fit into a slot: by what every rank has offered
-        combine              collectives  INLINE: all slots; STAGED: chunk by chunk; DIRECT: the arrays
+        combine              collectives  INLINE: all slots; DIRECT: the arrays; COPIED: copies of them
         release              slots        done = number of this collective: no peer's slot is read any more
 
 With ``async_op=True`` a record of copies is written instead (`collectives.nonblocking`), and whatever this

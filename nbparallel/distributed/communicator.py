@@ -19,6 +19,7 @@ from nbparallel.distributed.api.object_lists import ObjectLists
 from nbparallel.distributed.api.operation_base import UNTRACED, OnOperation
 from nbparallel.distributed.api.point_to_point import PointToPoint
 from nbparallel.distributed.api.reductions import Reductions
+from nbparallel.distributed.collectives.direct import KeptBuffer
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupTable
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
@@ -104,11 +105,12 @@ class Communicator(
         self._context.hooks.diagnose = self._deadlocks.inspect
         here = range(world_size) if hosts is None else hosts.ranks
         self._first, self._behind = here.start, here.stop
-        self._world = GroupCollectives(self._context, world_area(self._view, rank, here))
+        buffer = KeptBuffer(self._context)
+        self._world = GroupCollectives(self._context, world_area(self._view, rank, here), buffer)
         rings = RingPairs(self._view, self._context.waiter, rank)
         self._receiver = Receiver(self._context, rings)
         self._sender = Sender(self._context, rings, self._receiver.unexpected.take_in)
-        self._group_table = GroupTable(self._context, self._sender, self._receiver, self._world)
+        self._group_table = GroupTable(self._context, self._sender, self._receiver, self._world, buffer)
         self._context.hooks.progress = self._progress
         self.locks = LockTable(self._context)
         self.rank, self.world_size, self.epoch = rank, world_size, epoch

@@ -100,9 +100,7 @@ def _choose(better: np.ufunc) -> Callable[..., Any]:
         nan, other_nan = mine != mine, other != other
         same = (mine == other) | (nan & other_nan)
         take = better(other, mine) | (other_nan & ~nan) | (same & (b["location"] < a["location"]))
-        if out is not a:
-            out[...] = a
-        np.copyto(out, b, where=take)
+        out[...] = np.where(take, b, a)  # of both before: it may be either
         return out
 
     return choose
@@ -175,11 +173,10 @@ def operator_for(op: Operator, dtype: np.dtype[Any]) -> Operator:
     if bits_name(dtype):
         return _operator_for_bits(op, bits_name(dtype))
     kind = number_kind(dtype)
-    if kind not in op.kinds and (op.hint or kind in _NUMERIC):
-        hint = op.hint or "does not work for arrays of dtype {dtype}"
+    if kind not in op.kinds:
+        numeric = "does not work for arrays of dtype {dtype}"
+        hint = op.hint or (numeric if kind in _NUMERIC else "needs numbers, and this array has dtype {dtype}")
         raise TypeError(f"op={op.name!r} {hint.format(dtype=dtype)}")
-    if kind not in _NUMERIC:
-        raise TypeError(f"op={op.name!r} needs numbers, and this array has dtype {dtype}")
     probe = np.ones(1 if kind != dtype.kind else 0, dtype)  # what stands for extensions may fail with a value
     try:
         op.ufunc(probe, probe, out=probe)

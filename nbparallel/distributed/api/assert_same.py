@@ -6,8 +6,7 @@ from typing import Any
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, Timeout
 from nbparallel.distributed.arguments import deadline
-from nbparallel.distributed.equality.difference import find_difference
-from nbparallel.distributed.equality.flatten import digest_of, flatten
+from nbparallel.distributed.equality.difference import digest_of, find_difference, flatten
 from nbparallel.wire.control import Operation
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, T, Timeout, untraced
 from nbparallel.distributed.arguments import deadline, part_of
 from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
-from nbparallel.distributed.data_parallel.buckets import BUCKET, ONE
 from nbparallel.distributed.data_parallel.gradients import (
+    BUCKET,
+    ONE,
     LastCall,
     average,
     average_buckets,

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import marshal
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -365,7 +364,7 @@ class HostOperations:
         declared = []
         for host, ranks in enumerate(self._hosts):
             for rank in ranks:
-                word, weight, spans = marshal.loads(calls[rank].value)
+                word, weight, spans = calls[rank].value
                 declared.append((word, weight, [(one + (host << 64), *span) for one, *span in spans]))
         _, total = check_declarations(declared, range(self._size))
 

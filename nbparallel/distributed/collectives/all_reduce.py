@@ -2,8 +2,9 @@
 
 Small arrays and numbers go through the slots: one synchronization, and every rank combines all slots itself.
 Larger arrays go directly (`direct`) if every rank's array lies in shared memory; each rank reads the others'
-where they lie (`in_place`) if all are private and large; else they go through the staging buffers
-(`staging`), a chunk at a time.  All ranks read the same bits in all slots, so they choose the same route.
+where they lie (`in_place`) if all are private and large; else they are copied piece by piece into shared
+memory, and combined there directly.  All ranks read the same bits in all slots, so they choose the same
+route.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.collectives.direct import direct_all_reduce
+from nbparallel.distributed.collectives.direct import KeptBuffer, attached_arrays, direct_all_reduce
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
 from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -99,6 +99,23 @@ def exchange_numbers(
     return values
 
 
+@functools.lru_cache(maxsize=4096)
+def number_label(operation: str, kind: str, operator: str, rank: int | None = None) -> Fingerprint:
+    """Return the fingerprint of a reduction of numbers of one type, perhaps to one rank."""
+    return fingerprint(operation, kind, root=rank, operator=operator, content="number")
+
+
+@functools.lru_cache(maxsize=4096)
+def array_label(
+    operation: str, operator: str, dtype: Any, shape: Any, rank: int | None = None
+) -> Fingerprint:
+    """Return the fingerprint of a reduction of arrays, perhaps to one rank."""
+    content = (str(dtype), shape)
+    return fingerprint(
+        operation, shown_dtype(dtype), str(shape), root=rank, operator=operator, content=content
+    )
+
+
 SHARED_INLINE = 64 << 10
 """Bytes up to which even shared arrays of up to four ranks go through the slots: one synchronisation instead
 of two.  All that a slot holds: ``python -m benchmarks.operations.tuning`` finds a third of the time at 48
@@ -123,10 +140,7 @@ class ReductionSignature:
         inline_nbytes: int,
     ) -> None:
         self.operator, self.ufunc = operator, operator.ufunc
-        self.fingerprint: Fingerprint = fingerprint(
-            operation.name, shown_dtype(dtype), str(shape), operator=operator.name,
-            content=(str(dtype), shape),
-        )  # fmt: skip
+        self.fingerprint: Fingerprint = array_label(operation.name, operator.name, dtype, shape)
         self.nbytes = dtype.itemsize * int(np.prod(shape, dtype=object))
         self.operation = operation
         self.may_differ = False
@@ -166,18 +180,17 @@ class AllReduce:
         self,
         context: RankContext,
         protocol: SlotProtocol,
-        staging: StagingBuffers,
+        buffer: KeptBuffer,
         in_place: InPlaceReading | None,
         operation: Operation = Operation.all_reduce,
     ) -> None:
         self._operation, self._in_place = operation, in_place
         self._context, self._memory = context, context.memory
-        self._protocol, self._staging = protocol, staging
+        self._protocol, self._buffer = protocol, buffer
         self._index, self._size = protocol.index, len(protocol.ranks)
         # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
         self.inline_nbytes = min(protocol.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
         self._plans: dict[object, ReductionSignature] = {}
-        self._fingerprints: dict[tuple[str, str], Fingerprint] = {}
 
     def run(self, x: Any, op: str | Averaging, deadline_ns: int | None, line: int = 0) -> Any:
         """Combine `x` of all ranks; an array in place, which is returned.
@@ -291,7 +304,7 @@ class AllReduce:
                     fault_injection.hit("half_payload", context.rank)
                 self._slots(plan, x)[self._index][...] = x
             else:
-                protocol.put(self._offer(source))
+                protocol.put(self._buffer.offer(source.reshape(-1)))
 
         place = b"" if fits or direct or self._in_place is None else self._in_place.offer(source)
         if span is not None and direct:
@@ -300,8 +313,8 @@ class AllReduce:
             protocol.put(place)
         else:
             leave()
-        with context.exposing(direct):
-            bits = (SHARED if span is not None else 0) | (DIRECT if direct else READABLE if place else 0)
+        bits = (SHARED if span is not None else 0) | (DIRECT if direct else READABLE if place else 0)
+        with context.exposing():
             if not protocol.arrive_and_wait(bits, span):
                 if not plan.may_differ:
                     protocol.compare()
@@ -312,35 +325,28 @@ class AllReduce:
                 protocol.check_overlap(offers)
             route = choose_route(offers, fits=fits)
             if route is Route.DIRECT:
-                self._combine_directly(plan, x)
+                self._combine_directly(plan, attached_arrays(context, protocol, x))
                 return True
-        read = route is Route.IN_PLACE and self._in_place is not None and self._in_place.agreed()
-        if read and self._in_place is not None:
-            self._in_place.all_reduce(source.reshape(-1), plan.operator)
-        elif route is Route.IN_PLACE or offers_differ(offers):
-            if direct or place:
-                leave()  # the slot holds where the array lies, which the route that is taken does not use
-            protocol.synchronize()
-        if route is Route.INLINE:
-            self.combine_slots(plan, self._slots(plan, x), x)
-            return True
-        if not read:
-            self._combine_staged(plan, source)
+            if route is Route.IN_PLACE and self._in_place is not None and self._in_place.agreed():
+                self._in_place.all_reduce(source.reshape(-1), plan.operator)
+            else:
+                if route is Route.IN_PLACE or offers_differ(offers):
+                    if direct or place:
+                        leave()  # the slot holds where the array lies, which is of no use
+                    protocol.synchronize()
+                if route is Route.INLINE:
+                    self.combine_slots(plan, self._slots(plan, x), x)
+                    return True
+                flat = source.reshape(-1)
+                for piece, arrays in self._buffer.pieces(protocol, flat):
+                    self._combine_directly(plan, arrays)
+                    flat[piece] = arrays[self._index]
         if source is not x:
             x[...] = source
         return True
 
-    def _combine_directly(self, plan: ReductionSignature, x: AnyArray) -> None:
-        direct_all_reduce(self._context, self._protocol, x, plan.operator)
-
-    def _offer(self, source: AnyArray) -> bytes:
-        """Begin to stage a C-contiguous array; returns what the other members must know."""
-        return self._staging.offer(source, StagingLayout(source.size, source.itemsize, self._size))
-
-    def _combine_staged(self, plan: ReductionSignature, source: AnyArray) -> None:
-        """Combine a C-contiguous array of all members in place; each has offered its own."""
-        layout = StagingLayout(source.size, source.itemsize, self._size)
-        self._staging.reduce(source, plan.operator, layout, source.reshape(-1))
+    def _combine_directly(self, plan: ReductionSignature, arrays: list[AnyArray]) -> None:
+        direct_all_reduce(self._context, self._protocol, arrays, plan.operator)
 
     def _slots(self, plan: ReductionSignature, x: AnyArray) -> list[AnyArray]:
         """Return every rank's slot of the collective that has begun, in the form of `x`."""
@@ -363,19 +369,12 @@ class AllReduce:
         if self._size == 1:
             return self._combine_numbers(operator, [value])
         self._protocol.deadline_ns = deadline_ns
-        label = self._fingerprint(kind, operator.name)
+        label = number_label(self._operation.name, kind, operator.name)
         values = exchange_numbers(self._context, self._protocol, self._operation, label, value)
         return self._combine_numbers(operator, values)
 
     def _combine_numbers(self, operator: Operator, values: Sequence[Any]) -> Any:
         return combine_numbers(operator, values)
-
-    def _fingerprint(self, kind: str, operator: str) -> Fingerprint:
-        label = self._fingerprints.get((kind, operator))
-        if label is None:
-            label = fingerprint(self._operation.name, kind, operator=operator, content="number")
-            self._fingerprints[kind, operator] = label
-        return label
 
     def close(self) -> None:
         """Drop the cached views of the slots."""

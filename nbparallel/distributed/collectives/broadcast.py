@@ -1,21 +1,21 @@
 """broadcast: the root writes its bytes, or their handle, into its slot; all other members copy them out.
 
 If all arrays are large and lie in shared memory, every member copies one slice of the root's array to all
-others.  A large private one is read where it lies, if all others can (`in_place`), else it goes through the
-staging buffers.
+others.  A large private one is read where it lies, if all others can (`in_place`), else it is copied piece by
+piece through the root's buffer in shared memory.
 """
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
 from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.collectives.direct import direct_broadcast
+from nbparallel.distributed.collectives.direct import KeptBuffer, direct_broadcast
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.point_to_point import packing
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -44,23 +44,32 @@ from nbparallel.wire.handles import ArrayHandle
 
 _HEAD = struct.Struct("<B?xxI")
 """What the root left, whether it brought a tensor, and the length of the pickled (dtype, shape) before it."""
-_INLINE, _SHARED, _STAGED, _OBJECT, _BLOB, _PLACE = range(1, 7)
-MAX_FINGERPRINTS = 1024
+_INLINE, _SHARED, _COPIED, _OBJECT, _BLOB, _PLACE = range(1, 7)
 READ_ONLY = (
     "broadcast fills this array on all ranks but the source, and it is read-only: pass `x.copy()`, which is "
     "filled and returned, or None there to get a new one"
 )
 
 
+@functools.lru_cache(maxsize=4096)
+def _array_label(rank: int, dtype: Any, shape: tuple[int, ...]) -> Fingerprint:
+    content = (dtype.str, str(dtype), shape)
+    return fingerprint("broadcast", shown_dtype(dtype), str(shape), root=rank, content=content)
+
+
+@functools.lru_cache(maxsize=4096)
+def _object_label(rank: int, kind: str) -> Fingerprint:
+    return fingerprint("broadcast", kind or "-", root=rank, content="object" if kind else None)
+
+
 class Broadcast:
     """One rank's side of `broadcast`."""
 
     def __init__(
-        self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers, in_place: InPlaceReading
+        self, context: RankContext, protocol: SlotProtocol, buffer: KeptBuffer, in_place: InPlaceReading
     ) -> None:
-        self._context, self._protocol, self._staging = context, protocol, staging
+        self._context, self._protocol, self._buffer = context, protocol, buffer
         self._in_place = in_place
-        self._fingerprints: dict[tuple[Any, ...], Fingerprint] = {}
 
     def __call__(self, x: Any, root: int) -> Any:
         """Return the value of `root`; an array of this rank is filled."""
@@ -90,7 +99,7 @@ class Broadcast:
         else:
             if not mine:
                 protocol.put(context.memory.packed(array, span))
-            with context.exposing(not mine):
+            with context.exposing():
                 offers = self._arrive_and_compare(DIRECT, span, root)
                 if choose_route(offers, fits=False) is Route.DIRECT:
                     self._copy_directly(array, root)
@@ -99,8 +108,8 @@ class Broadcast:
         value = x
         if not mine:
             value = self._take(x, array, root)
-        elif source is not None and left == _STAGED:
-            self._staging.broadcast(source.reshape(-1).view(np.uint8), root, b"")
+        elif source is not None and left == _COPIED:
+            self._buffer.broadcast(protocol, flat_octets(source), root, b"")
         elif left in (_SHARED, _BLOB, _OBJECT, _PLACE):
             protocol.wait_until_read()  # until then the other ranks read this rank's memory
         del keepalive
@@ -155,22 +164,10 @@ class Broadcast:
 
     def _fingerprint(self, x: Any, array: AnyArray | None, root: int, *, mine: bool) -> Fingerprint:
         """Return the fingerprint; what is moved is left open by ranks that brought no array."""
-        key = (root, mine, type(x).__name__) if array is None else (root, array.dtype, array.shape)
-        label = self._fingerprints.get(key)
-        if label is None:
-            if len(self._fingerprints) >= MAX_FINGERPRINTS:
-                self._fingerprints.clear()
-            rank = self._protocol.ranks[root]
-            if array is None:
-                kind = type(x).__name__ if mine else "-"
-                label = fingerprint("broadcast", kind, root=rank, content="object" if mine else None)
-            else:
-                content = (array.dtype.str, str(array.dtype), array.shape)
-                label = fingerprint(
-                    "broadcast", shown_dtype(array.dtype), str(array.shape), root=rank, content=content
-                )
-            self._fingerprints[key] = label
-        return label
+        rank = self._protocol.ranks[root]
+        if array is not None:
+            return _array_label(rank, array.dtype, array.shape)
+        return _object_label(rank, type(x).__name__ if mine else "")
 
     # -- the root's side -------------------------------------------------------------------------------
 
@@ -186,7 +183,7 @@ class Broadcast:
         elif body := self._in_place.offer_to(range(len(protocol.ranks)), source):
             kind = _PLACE
         else:
-            kind, body = _STAGED, self._staging.offer(source.reshape(-1).view(np.uint8))
+            kind, body = _COPIED, self._buffer.offer(flat_octets(source))
         protocol.put(_HEAD.pack(kind, tensor, len(meta)) + meta + body)
         return kind
 
@@ -249,7 +246,7 @@ class Broadcast:
                 protocol.announce_done()
             else:
                 self._in_place.try_to_read(root, array.nbytes)
-                self._staging.broadcast(target.reshape(-1).view(np.uint8), root, bytes(body))
+                self._buffer.broadcast(protocol, flat_octets(target), root, bytes(body))
             if target is not array:
                 array[...] = target
         return result

@@ -3,19 +3,24 @@
 Every input byte is read once and every output byte written once; nothing else is moved.  In blocks of 64 Ki
 elements, so that the partial sums of a block stay in the cache until the last input was added.  A broadcast
 is done likewise: member i copies slice i of the root's array to all others, so that no core is idle.
+
+Private arrays are copied piece by piece into a buffer in shared memory that each rank keeps (`KeptBuffer`),
+combined there, and copied back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from nbparallel.distributed.operators import Operator, combine, finish_array
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
+from nbparallel.errors import InternalError
 
 BLOCK = 64 << 10
 """Elements combined at a time: 256 KiB of float32.  ``python -m benchmarks.operations.tuning``: the best,
@@ -25,6 +30,14 @@ BLOCK_NBYTES = 512 << 10
 %."""
 CHECK_EVERY = 16
 """Blocks between two checks whether another member has failed: well under a millisecond."""
+PIECE = 2 << 20
+"""Bytes of private arrays that are copied and combined at a time.  ``python -m
+benchmarks.operations.tuning``."""
+MARGIN = 2 << 10
+"""Bytes before a buffer.  A copy of 8 to 256 KiB to where the last 12 bits of the address are a little
+greater (4 or 16 bytes; 32 no more) takes up to six times as long (an EPYC's ``rep movsb``), and numpy's large
+arrays begin 16 bytes behind a page's begin.  So buffers do not begin where a page does: four ranks reduce 1
+MB in half the time."""
 
 
 def slice_bounds(count: int, part: int, parts: int) -> tuple[int, int]:
@@ -66,12 +79,28 @@ def _write_slice(
     protocol.synchronize()
 
 
-def direct_all_reduce(context: RankContext, protocol: SlotProtocol, x: AnyArray, operator: Operator) -> None:
-    """Combine in place; each member has left a handle of a C-contiguous array of this size and dtype."""
-    arrays = [
-        x.reshape(-1) if i == protocol.index else context.memory.attach(bytes(protocol.get(i)), writable=True)
+def attached_arrays(
+    context: RankContext, protocol: SlotProtocol, x: AnyArray, writable: int | None = -1
+) -> list[AnyArray]:
+    """Return the flat arrays of all members, of which each has left a handle; `x` is this member's.
+
+    Parameters
+    ----------
+    writable : int, optional
+        The member whose array is written to; None: none, and -1: all.
+    """
+    return [
+        x.reshape(-1)
+        if i == protocol.index
+        else context.memory.attach(bytes(protocol.get(i)), writable=writable in (i, -1))
         for i in range(len(protocol.ranks))
     ]
+
+
+def direct_all_reduce(
+    context: RankContext, protocol: SlotProtocol, arrays: Sequence[AnyArray], operator: Operator
+) -> None:
+    """Combine the flat arrays of all members into each of them."""
 
     def work(begin: int, end: int) -> None:
         parts = [array[begin:end] for array in arrays]
@@ -79,18 +108,20 @@ def direct_all_reduce(context: RankContext, protocol: SlotProtocol, x: AnyArray,
         for part in parts[1:]:
             part[...] = parts[0]
 
-    _write_slice(context, protocol, x.size, BLOCK, work)
+    _write_slice(context, protocol, arrays[0].size, BLOCK, work)
 
 
 def direct_scan(
-    context: RankContext, protocol: SlotProtocol, x: AnyArray, operator: Operator, *, exclusive: bool
+    context: RankContext,
+    protocol: SlotProtocol,
+    arrays: Sequence[AnyArray],
+    operator: Operator,
+    *,
+    exclusive: bool,
 ) -> None:
-    """Combine in place with all lower members; each has left a handle as for `direct_all_reduce`."""
-    arrays = [
-        x.reshape(-1) if i == protocol.index else context.memory.attach(bytes(protocol.get(i)), writable=True)
-        for i in range(len(protocol.ranks))
-    ]
-    partial = [np.empty(min(BLOCK, x.size), x.dtype) for _ in range(2)]
+    """Combine each of the flat arrays of all members with those of lower members."""
+    size = min(BLOCK, arrays[0].size)
+    partial = [np.empty(size, arrays[0].dtype) for _ in range(2)]
 
     def work(begin: int, end: int) -> None:
         total, following = (part[: end - begin] for part in partial)
@@ -102,7 +133,7 @@ def direct_scan(
             finish_array(operator, mine, i if exclusive else i + 1)
             total, following = following, total
 
-    _write_slice(context, protocol, x.size, BLOCK, work)
+    _write_slice(context, protocol, arrays[0].size, BLOCK, work)
 
 
 def direct_broadcast(
@@ -160,3 +191,113 @@ def _combine_blocks(
             operator.finish(out, len(arrays))
 
     return work
+
+
+_PLACE = struct.Struct("<Q")
+"""Where in a buffer an array lies; the buffer's handle follows."""
+
+
+class KeptBuffer:
+    """One rank's buffer in shared memory, and those of others as attached here; they stay for the epoch.
+
+    Others write there while a member combines, as they write into arrays of a rank that are shared: it ends
+    a failed operation likewise, when none of them can any more (`RankContext.exposing`).
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._own: AnyArray | None = None
+        self._handle = b""
+        self._attached: dict[bytes, AnyArray] = {}
+
+    def _memory(self) -> AnyArray:
+        if self._own is None:
+            own = self._context.store.empty((MARGIN + PIECE,), np.uint8)[MARGIN:]
+            handle = self._context.store.handle(own, writable=True)
+            if handle is None:
+                raise InternalError("the store's own array is not shared")
+            self._own, self._handle = own, encode_handle(handle)
+        return self._own
+
+    def offer(self, flat: AnyArray, parts: Sequence[tuple[int, int]] | None = None) -> bytes:
+        """Copy the first piece of a flat array in; returns the buffer's handle, for the slot."""
+        self._copy_in(self._memory(), flat, parts or [(0, flat.size)], 0)
+        return self._handle
+
+    def lend(self, octets: AnyArray, used: int) -> bytes:
+        """Copy an array of bytes in behind what is used; returns where it lies, empty if there is no room."""
+        if used + octets.size > PIECE:
+            return b""
+        self._memory()[used : used + octets.size] = octets
+        return _PLACE.pack(used) + self._handle
+
+    def borrow(self, place: bytes, target: AnyArray) -> None:
+        """Fill an array of bytes with what another member has lent."""
+        (first,) = _PLACE.unpack_from(place)
+        target[...] = self._attach(place[_PLACE.size :])[first : first + target.size]
+
+    def _copy_in(self, memory: AnyArray, flat: AnyArray, parts: Sequence[tuple[int, int]], turn: int) -> None:
+        share = PIECE // flat.itemsize // len(parts)
+        elements = np.ndarray((share * len(parts),), flat.dtype, memory)
+        for i, (low, high) in enumerate(parts):
+            piece = flat[min(low + turn * share, high) : min(low + (turn + 1) * share, high)]
+            elements[i * share : i * share + piece.size] = piece
+        if fault_injection.ARMED:
+            fault_injection.hit("half_payload", self._context.rank)
+
+    def pieces(
+        self, protocol: SlotProtocol, flat: AnyArray, parts: Sequence[tuple[int, int]] | None = None
+    ) -> Iterator[tuple[slice, list[AnyArray]]]:
+        """Yield each piece of a flat array, and where it lies in the buffers of all members.
+
+        Every member has left what `offer` returned.  The buffers are those of the other members again when
+        all have synchronized behind a piece.
+
+        Parameters
+        ----------
+        parts : sequence of (int, int), optional
+            First element and the one behind the last that each member combines: it gets pieces of its own
+            part alone.
+        """
+        index, size = protocol.index, len(protocol.ranks)
+        place, bounds = (0, [(0, flat.size)]) if parts is None else (index, parts)
+        share = PIECE // flat.itemsize // len(bounds)
+        buffers: list[AnyArray] = []
+        for i in range(size):
+            memory = self._own if i == index else self._attach(bytes(protocol.get(i)))
+            buffers.append(np.ndarray((share,), flat.dtype, memory, place * share * flat.itemsize))
+        for turn in range(-(-max(high - low for low, high in bounds) // share)):
+            if turn and self._own is not None:
+                self._copy_in(self._own, flat, bounds, turn)
+                protocol.synchronize()
+            low, high = bounds[place]
+            first = min(low + turn * share, high)
+            piece = slice(first, min(first + share, high))
+            yield piece, [buffer[: piece.stop - first] for buffer in buffers]
+
+    def broadcast(self, protocol: SlotProtocol, octets: AnyArray, root: int, handle: bytes) -> None:
+        """Fill an array of bytes with that of `root`, which has left the `handle` that `offer` returned.
+
+        The root copies a piece in while the others copy the one before out of the other half of its buffer.
+        """
+        own, half = self._own if protocol.index == root else None, PIECE // 2
+        memory = self._attach(handle) if own is None else own
+        for begin in range(0, octets.size, half):
+            place, ahead = begin % PIECE, octets[begin + half : begin + PIECE]
+            if own is None:
+                part = octets[begin : begin + half]
+                part[...] = memory[place : place + part.size]
+            elif begin:
+                memory[half - place : half - place + ahead.size] = ahead
+            protocol.synchronize()
+
+    def _attach(self, handle: bytes) -> AnyArray:
+        memory = self._attached.get(handle)
+        if memory is None:
+            memory = self._attached[handle] = self._context.attach(decode_handle(handle), writable=True)
+        return memory
+
+    def close(self) -> None:
+        """Release all memory."""
+        self._own = None
+        self._attached.clear()

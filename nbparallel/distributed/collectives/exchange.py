@@ -4,8 +4,8 @@
 
     pack the values for the other members          (small: into the record; shared arrays: their handles;
                                                     large private arrays: where they lie, if takers can
-                                                    read that; a copy in shared memory; or, if all takers
-                                                    fill arrays, the staging buffers)
+                                                    read that; else in the buffer that this rank keeps,
+                                                    or a new one in shared memory)
     write the record into the slot, arrive and wait, compare the calls
     compare each form that is sent with the form that is expected, and all spans of shared memory: every
     member compares those of all members, so all come to the same result
@@ -18,27 +18,22 @@ rank made are held until all members have read them, but no operation waits for 
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbparallel.distributed.collectives.exchange_record import (
-    FEW,
-    NOTHING,
-    OBJECT_FORM,
-    OVERHEAD,
-    ExchangeRecord,
-    ExchangeRecordBuilder,
-    form_word,
-    refer,
-    reference,
-)
-from nbparallel.distributed.collectives.in_place import InPlaceReading
+from nbparallel.distributed.collectives.direct import KeptBuffer
+from nbparallel.distributed.collectives.in_place import InPlaceReading, is_address
 from nbparallel.distributed.collectives.movements import Movement
-from nbparallel.distributed.collectives.staging import Arrival, StagedCopy, StagingBuffers
-from nbparallel.distributed.point_to_point.packing import OBJECT, PLACE, RELAYED, VIEW, Packer, brings_tensor
+from nbparallel.distributed.point_to_point.packing import OBJECT, PLACE, VIEW, Packer, Payload, brings_tensor
+from nbparallel.distributed.point_to_point.ring import Envelope
+from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
@@ -48,16 +43,175 @@ from nbparallel.distributed.runtime.shared_arrays import (
     encode_handle,
     may_overlap,
 )
-from nbparallel.distributed.slots.overlaps import Span, conflict, joined
+from nbparallel.distributed.slots.slot_area import Span, conflict, joined
 from nbparallel.distributed.slots.slot_protocol import PendingSlot, PendingSlots, SlotProtocol
 from nbparallel.errors import InternalError
 from nbparallel.sharing.tensors import is_tensor, tensor_of
 from nbparallel.wire.control import Operation
 
+# Exchange records: what each rank writes into its slot for a data movement.
+#
+# A record holds payloads (one for all members, or one for each), the *form* of each payload (dtype and shape,
+# or "an object", as one word), the forms of the arrays that its writer fills, and the shared memory that it
+# reads or writes.  So every member can check what every other member sends and expects, before any array is
+# written::
+#
+#     head | forms sent | forms expected | spans | offsets | payloads
+#
+# Forms that are all the same are written once: so a member that moves equal arrays need not look at every
+# pair of members, whose number is the square of theirs.
+#
+# A record that is too long for a slot lies in shared memory of its own (indirect), and the slot holds its
+# handle.
+
+_HEAD = struct.Struct("<BBHHHHQ")
+"""Inline or indirect, whether the writer waits for readers; numbers of payloads, forms sent, forms expected
+and spans; the length of an indirect record's handle."""
+_PAYLOAD = struct.Struct("<BxH")
+"""Kind, and length of the description before the body."""
+_SPAN = struct.Struct("<QQQ")
+INLINE, INDIRECT = 1, 2
+OBJECT_FORM = 1
+"""The form of a value that is not an array."""
+_WRITES = 1 << 63
+OVERHEAD = 64
+"""An upper bound of what a payload takes beside its own bytes."""
+FEW = 4
+"""Up to so many members pairs are compared one by one, which is quicker."""
+NOTHING = Payload(0, b"", b"")
+"""Stands for a value that only its own member takes."""
+
+
+@functools.lru_cache(maxsize=4096)
+def form_word(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return dtype and shape as one word: equal for arrays that can be copied into each other."""
+    text = repr((dtype.str, str(dtype), shape)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") | 2
+
+
+@dataclass(slots=True)
+class ExchangeRecordBuilder:
+    """A record that is being written."""
+
+    payloads: list[Payload] = field(default_factory=list)
+    """None, one for all takers, or one for each member."""
+    brought: list[int] = field(default_factory=list)
+    """Their forms."""
+    expected: Sequence[int] = ()
+    """Forms of the arrays to fill: one (from the only member that sends), or one for each member; 0: any."""
+    reads: list[Span] = field(default_factory=list)
+    """The writer's own shared memory that other members read."""
+    writes: Sequence[Span] = ()
+    """The shared memory that the writer of the record will write."""
+    waits: bool = False
+    """Whether the writer waits until all members have read its memory."""
+    keepalive: list[object] = field(default_factory=list)
+    """What the record refers to, to be held until it was read."""
+
+    def pack(self) -> bytes:
+        """Return the record as bytes."""
+        bodies = [_PAYLOAD.pack(p.kind, len(p.meta)) + p.meta + p.body for p in self.payloads]
+        spans = [_SPAN.pack(*span) for span in self.reads]
+        if self.writes:
+            spans += [_SPAN.pack(segment | _WRITES, start, stop) for segment, start, stop in self.writes]
+        count, brought, expected = len(bodies), _once(self.brought), _once(self.expected)
+        forms = struct.pack(f"<{len(brought) + len(expected)}Q", *brought, *expected)
+        offset = _HEAD.size + len(forms) + _SPAN.size * len(spans) + 8 * (count + 1)
+        offsets = [offset]
+        for body in bodies:
+            offset += len(body)
+            offsets.append(offset)
+        head = _HEAD.pack(INLINE, self.waits, count, len(brought), len(expected), len(spans), 0)
+        return b"".join([head, forms, *spans, struct.pack(f"<{count + 1}Q", *offsets), *bodies])
+
+
+def _once(forms: Sequence[int]) -> Sequence[int]:
+    """Return the first of many forms that are all the same, else all of them."""
+    return forms[:1] if len(forms) > FEW and len(set(forms)) == 1 else forms
+
+
+def refer(packed: bytes, *, waits: bool) -> bytes:
+    """Return the slot's content for an indirect record, by the handle of its memory."""
+    return _HEAD.pack(INDIRECT, waits, 0, 0, 0, 0, len(packed)) + packed
+
+
+def reference(data: memoryview) -> bytes | None:
+    """Return the handle of an indirect record, None for an inline one."""
+    kind, *_, length = _HEAD.unpack_from(data)
+    return None if kind == INLINE else bytes(data[_HEAD.size : _HEAD.size + length])
+
+
+class ExchangeRecord:
+    """A record as its readers see it."""
+
+    __slots__ = ("_brought", "_data", "_expected", "_payloads", "_spans", "waits")
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        head = _HEAD.unpack_from(data)
+        _, waits, self._payloads, self._brought, self._expected, self._spans, _ = head
+        self.waits = bool(waits)
+
+    @property
+    def expects(self) -> bool:
+        """Whether its writer fills arrays."""
+        return bool(self._expected)
+
+    @property
+    def form(self) -> int | None:
+        """The form of the value for every member; 0 if there is none, None if they differ."""
+        return self._word(0) if self._brought == 1 else None if self._brought else 0
+
+    def brought(self, reader: int) -> int:
+        """Return the form of the value for a member; 0 if there is none."""
+        if not self._brought:
+            return 0
+        start = _HEAD.size + (8 * reader if self._brought > 1 else 0)
+        return int.from_bytes(self._data[start : start + 8], "little")
+
+    def expected(self, source: int) -> int:
+        """Return the form that is expected of a member that sends; 0 accepts any."""
+        start = _HEAD.size + 8 * (self._brought + (source if self._expected > 1 else 0))
+        return int.from_bytes(self._data[start : start + 8], "little")
+
+    def accepts(self, forms: tuple[int | None, ...], different: set[int | None]) -> bool:
+        """Whether exactly these forms are expected of the members that send, which are all `different` ones.
+
+        One that is None stands for several: those have to be compared one by one.
+        """
+        if self._expected == 1:
+            return different == {self._word(self._brought)}
+        start = _HEAD.size + 8 * self._brought
+        return struct.unpack_from(f"<{self._expected}Q", self._data, start) == forms
+
+    def _word(self, at: int) -> int:
+        start = _HEAD.size + 8 * at
+        return int.from_bytes(self._data[start : start + 8], "little")
+
+    def spans(self) -> list[tuple[Span, bool]]:
+        """Return the spans of shared memory, and whether each is written."""
+        start = _HEAD.size + 8 * (self._brought + self._expected)
+        found = []
+        for i in range(self._spans):
+            segment, first, last = _SPAN.unpack_from(self._data, start + i * _SPAN.size)
+            found.append(((segment & ~_WRITES, first, last), bool(segment & _WRITES)))
+        return found
+
+    def payload(self, writer: int, reader: int) -> Envelope:
+        """Return the payload for a member; its body is a view of the slot."""
+        at = reader if self._payloads > 1 else 0
+        table = _HEAD.size + 8 * (self._brought + self._expected) + _SPAN.size * self._spans
+        start, stop = struct.unpack_from("<QQ", self._data, table + 8 * at)
+        kind, length = _PAYLOAD.unpack_from(self._data, start)
+        middle = start + _PAYLOAD.size + length
+        meta = bytes(self._data[start + _PAYLOAD.size : middle])
+        return Envelope(writer, 0, kind, 0, 0, meta, self._data[middle:stop])
+
+
 # Writing one member's record for an exchange: what it sends, what it expects, what memory it uses.
 
-MAX_FORMS = 4096
-"""Remembered words; computing one takes two microseconds."""
+MAX_CALLS = 4096
+"""Calls of which is remembered whether takers filled arrays."""
 
 
 class ExchangeWriter:
@@ -68,16 +222,15 @@ class ExchangeWriter:
         context: RankContext,
         protocol: SlotProtocol,
         packer: Packer,
-        staged: StagedCopy,
         in_place: InPlaceReading,
+        buffer: KeptBuffer,
     ) -> None:
-        self._context, self._protocol, self._packer, self._staged = context, protocol, packer, staged
-        self._in_place = in_place
+        self._context, self._protocol, self._packer = context, protocol, packer
+        self._in_place, self._buffer, self._lent = in_place, buffer, 0
         self._index, self._size = protocol.index, len(protocol.ranks)
-        self._forms: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {}
 
     def write(
-        self, movement: Movement, values: Sequence[Any], *, staged: bool = False, waits: bool = False
+        self, movement: Movement, values: Sequence[Any], *, filled: bool = False, waits: bool = False
     ) -> ExchangeRecordBuilder:
         """Return the record of a call.
 
@@ -85,15 +238,15 @@ class ExchangeWriter:
         ----------
         values : sequence
             Those of `movement`, or copies.
-        staged : bool
-            Whether large private arrays go through the staging buffers, for which all takers fill arrays.
+        filled : bool
+            Whether all takers are expected to fill arrays: a single one that does not keeps a copy.
         waits : bool
             Whether the call can wait until others have read its arrays where they lie.
         """
-        builder = ExchangeRecordBuilder()
+        builder, self._lent = ExchangeRecordBuilder(), 0
         budget = (self._protocol.payload_nbytes - 8 * self._size) // max(1, len(values)) - 2 * OVERHEAD
         readers = 1 if len(values) > 1 or movement.to_root or self._size == 2 else self._size - 1
-        several = waits and readers > 1
+        readable = waits and (filled or readers > 1)
         only_here = self._size == 1 or (movement.to_root and movement.root == self._index)
         own = self._index if len(values) > 1 else -1
         for i, value in enumerate(values):
@@ -105,20 +258,20 @@ class ExchangeWriter:
             ):
                 payload = NOTHING  # no other member takes it
             else:
-                payload = self._packer.leave(
-                    value, budget, view=movement.view, readers=readers, relay=staged or several
-                )
+                takers = self._takers(movement, i, len(values))
+                offer = functools.partial(self._offer, takers) if readable else None
+                payload = self._packer.leave(value, budget, view=movement.view, readers=readers, offer=offer)
             builder.payloads.append(payload)
-            builder.brought.append(OBJECT_FORM if array is None else self._form(array))
-            if payload.keepalive is not None or movement.view:
+            builder.brought.append(OBJECT_FORM if array is None else form_word(array.dtype, array.shape))
+            if payload.kind == PLACE:
+                builder.waits = True  # so its memory need not be held for longer
+            elif payload.keepalive is not None or movement.view:
                 builder.keepalive.append((payload.keepalive, value))
             if array is not None and payload.kind == VIEW and not movement.view:
                 self._add_read(builder, array)
             self._context.nbytes += payload.nbytes
         if movement.outputs:
             self._add_outputs(builder, movement)
-        if staged or several:
-            self._settle_large(builder, movement, values, budget, readers, staged=staged)
         if builder.reads:
             builder.reads = joined(builder.reads)
         return builder
@@ -134,7 +287,7 @@ class ExchangeWriter:
         """Record the forms of the arrays to fill, and the shared memory that filling them writes."""
         outputs = movement.outputs
         expected = [movement.root] if movement.from_root else range(self._size)
-        builder.expected = [self._form(outputs[i]) for i in expected if i is not None]
+        builder.expected = [form_word(outputs[i].dtype, outputs[i].shape) for i in expected if i is not None]
         writes: list[Span] = []
         for array in outputs.values():
             location = self._context.store.location(array)
@@ -142,54 +295,18 @@ class ExchangeWriter:
                 writes.append((location.segment, location.start, location.stop))
         builder.writes = joined(writes) if writes else writes
 
-    def _settle_large(
-        self,
-        builder: ExchangeRecordBuilder,
-        movement: Movement,
-        values: Sequence[Any],
-        budget: int,
-        readers: int,
-        *,
-        staged: bool,
-    ) -> None:
-        """Say how those arrays come that are only announced so far: in place if their takers can read them.
-
-        Else copy their first pieces into the staging buffers, or, without `staged`, all of them.
-        """
-        arrays: dict[int, AnyArray] = {}
-        for i, payload in enumerate(builder.payloads):
-            array = as_plain_array(values[i]) if payload.kind == RELAYED else None
-            if array is None:
-                continue
-            if place := self._in_place.offer_to(self._takers(movement, i, len(values)), array):
-                # What stands for a value may be a copy (of a conjugated tensor), that only this refers to.
-                payload.kind, payload.body, payload.keepalive = PLACE, place, array
-                builder.waits, builder.rounds = True, 1
-            elif staged:
-                arrays[i] = array
-            else:
-                copied = self._packer.leave(values[i], budget, view=False, readers=readers)
-                builder.payloads[i] = copied
-                builder.keepalive.append((copied.keepalive, values[i]))
-        if arrays:
-            bodies, builder.rounds = self._staged.offer(list(arrays.values()))
-            for i, body in zip(arrays, bodies, strict=True):
-                builder.payloads[i].body = body
+    def _offer(self, takers: Sequence[int], array: AnyArray) -> bytes:
+        """Return where takers find an array: in its place, or in this rank's buffer; empty: nowhere."""
+        place = self._in_place.offer_to(takers, array)
+        if not place and (place := self._buffer.lend(flat_octets(array), self._lent)):
+            self._lent += array.nbytes
+        return place
 
     def _takers(self, movement: Movement, place: int, count: int) -> Sequence[int]:
         """Return the members that take the value at a place of so many."""
         if count > 1:
             return (place,)
         return (movement.root,) if movement.to_root and movement.root is not None else range(self._size)
-
-    def _form(self, array: AnyArray) -> int:
-        key = (array.dtype, array.shape)
-        word = self._forms.get(key)
-        if word is None:
-            if len(self._forms) >= MAX_FORMS:
-                self._forms.clear()
-            word = self._forms[key] = form_word(*key)
-        return word
 
     def pack(self, builder: ExchangeRecordBuilder) -> bytes:
         """Return the record for the slot; one that is too long lies in shared memory of its own."""
@@ -223,16 +340,16 @@ class Exchange:
         self,
         context: RankContext,
         pending_slots: PendingSlots,
-        staging: StagingBuffers,
         in_place: InPlaceReading,
+        buffer: KeptBuffer,
     ) -> None:
-        self._context, self._pending_slots, self._in_place = context, pending_slots, in_place
+        self._context, self._pending_slots = context, pending_slots
+        self._in_place, self._buffer = in_place, buffer
         protocol = self._protocol = pending_slots.protocol
-        self._staged_copy = StagedCopy(context, protocol, staging)
         self._filled: dict[int, bool] = {}
         """Whether all takers of the last call filled arrays, by its fingerprint: the next call expects it."""
         self._packer = Packer(context, protocol.payload_nbytes)
-        self._writer = ExchangeWriter(context, protocol, self._packer, self._staged_copy, in_place)
+        self._writer = ExchangeWriter(context, protocol, self._packer, in_place, buffer)
         self._held: deque[tuple[int, object]] = deque()
 
     def __call__(self, movement: Movement, deadline_ns: int | None) -> list[Any]:
@@ -240,8 +357,8 @@ class Exchange:
         context, protocol = self._context, self._protocol
         self.release()
         values = _copied_if_overlapping(movement.values, movement.outputs)
-        staged = not movement.view and self._filled.get(movement.fingerprint.word, False)
-        builder = self._writer.write(movement, values, staged=staged, waits=not movement.view)
+        filled = self._filled.get(movement.fingerprint.word, False)
+        builder = self._writer.write(movement, values, filled=filled, waits=not movement.view)
         record = self._writer.pack(builder)
         protocol.deadline_ns = deadline_ns
         protocol.begin(movement.operation, movement.fingerprint, context.call_site.line())
@@ -267,56 +384,19 @@ class Exchange:
         records = [self._open(i) for i in range(len(self._protocol.ranks))]
         self._check_forms(records, movement)
         self._check_memory(records)
-        came: dict[int, Any] = {}
-        rounds = max([record.rounds for record in records])
-        if rounds:
-            came = self._copy_large(movement, records, rounds)
-        return records, [
-            came[i] if i in came else self._take(movement, values, records[i], i) for i in movement.sources
-        ]
-
-    def _copy_large(self, movement: Movement, records: list[ExchangeRecord], rounds: int) -> dict[int, Any]:
-        """Take part in all rounds, and read what lies in its place; return these arrays by their source."""
-        index = self._protocol.index
-        came: dict[int, Any] = {}
-        arrivals = []
-        places: dict[int, bytes | memoryview] = {}
-        for source in movement.sources:
-            if source == index or not records[source].rounds:
-                continue
-            message = records[source].payload(source, index)
-            form = self._packer.form(message) if message.kind in (RELAYED, PLACE) else None
-            if form is not None:
-                output = movement.outputs.get(source)
-                whole = output is not None and output.flags.c_contiguous
-                target = came[source] = output if output is not None and whole else np.empty(form[1], form[0])
-                if message.kind == PLACE:
-                    places[source] = message.body
-                else:
-                    arrivals.append(Arrival(target, bytes(message.body)))
-                    self._in_place.try_to_read(source, target.nbytes)
-                self._context.nbytes += target.nbytes
-        self._staged_copy.run(rounds, arrivals)
-        for step in range(1, len(records) if places else 0):
-            source = (index + step) % len(records)  # not all of the same at the same time
-            if source in places:
-                self._in_place.fetch(source, places[source], came[source])
-        if places:
-            self._in_place.confirm(places)
-        for source, array in came.items():
-            output = movement.outputs.get(source)
-            if output is not None and output is not array:
-                np.copyto(output, array)
-                came[source] = output
-            elif output is None and brings_tensor(records[source].payload(source, index)):
-                came[source] = tensor_of(array)
-        return came
+        index, sources, found = self._protocol.index, movement.sources, {}
+        fetched: list[int] = []
+        for source in (*sources[index:], *sources[:index]):  # not all of the same at the same time
+            found[source] = self._take(movement, values, records[source], source, fetched)
+        if fetched:
+            self._in_place.confirm(fetched)
+        return records, [found[source] for source in sources]
 
     def _remember_buffers(self, movement: Movement, records: Sequence[ExchangeRecord]) -> None:
         if movement.values:
             index, root = self._protocol.index, movement.root
             readers = (root,) if movement.to_root else range(len(records))
-            if len(self._filled) >= MAX_FORMS:
+            if len(self._filled) >= MAX_CALLS:
                 self._filled.clear()
             self._filled[movement.fingerprint.word] = all(
                 records[i].expects for i in readers if i is not None and i != index
@@ -396,10 +476,17 @@ class Exchange:
             return
         found = conflict(spans)
         if found is not None:
-            self._staged_copy.forget()
             raise self._protocol.overlap(*found)
 
-    def _take(self, movement: Movement, values: Sequence[Any], record: ExchangeRecord, source: int) -> Any:
+    def _take(
+        self,
+        movement: Movement,
+        values: Sequence[Any],
+        record: ExchangeRecord,
+        source: int,
+        fetched: list[int],
+    ) -> Any:
+        """Return a source's value; one that was read where it lies is `fetched`, and has to be confirmed."""
         index = self._protocol.index
         output = movement.outputs.get(source)
         if source == index:
@@ -408,9 +495,12 @@ class Exchange:
             if array is not None:
                 return _from_itself(own, array, output, view=movement.view)
         message = record.payload(source, index)
+        if message.kind == PLACE:
+            return self._fetch(message, source, output, fetched)
         if output is not None:
             self._packer.fill(output, message)
             self._context.nbytes += output.nbytes
+            self._in_place.try_to_read(source, output.nbytes)
             return output
         if message.kind == VIEW:
             if brings_tensor(message):
@@ -421,6 +511,24 @@ class Exchange:
         if message.kind == OBJECT:
             message.body = bytes(message.body)
         return self._packer.unpack(message)
+
+    def _fetch(self, message: Envelope, source: int, output: AnyArray | None, fetched: list[int]) -> Any:
+        form = self._packer.form(message)
+        assert form is not None, "a place is that of an array"
+        whole = output is not None and output.flags.c_contiguous
+        target = output if output is not None and whole else np.empty(form[1], form[0])
+        if is_address(message.body):
+            self._in_place.fetch(source, message.body, target)
+            fetched.append(source)
+        else:
+            self._buffer.borrow(bytes(message.body), flat_octets(target))
+            self._in_place.try_to_read(source, target.nbytes)
+        self._context.nbytes += target.nbytes
+        if output is None:
+            return tensor_of(target) if brings_tensor(message) else target
+        if target is not output:
+            np.copyto(output, target)
+        return output
 
     def close(self) -> None:
         """Release all memory."""

@@ -1,7 +1,7 @@
 """The collectives of one group, as one of its members performs them.
 
-Each algorithm has a file of its own.  They share the slots, the staging buffers and the order: one operation
-after the other, the same on every member.
+Each algorithm has a file of its own.  They share the slots, a buffer and the order: one operation after the
+other, the same on every member.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from nbparallel.distributed.arguments import check_group_rank, check_rank
 from nbparallel.distributed.collectives.all_reduce import AllReduce
 from nbparallel.distributed.collectives.broadcast import Broadcast
+from nbparallel.distributed.collectives.direct import KeptBuffer
 from nbparallel.distributed.collectives.exchange import Exchange
 from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.collectives.movements import Movement, Movements, Pattern
 from nbparallel.distributed.collectives.nonblocking import MaxLoc, NonblockingCalls, ProgressEngine, Scan
 from nbparallel.distributed.collectives.reduce import Reduce
-from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
@@ -43,23 +43,20 @@ class GroupCollectives:
     Roots are group ranks, not ranks of the world.
     """
 
-    def __init__(self, context: RankContext, area: SlotArea) -> None:
+    def __init__(self, context: RankContext, area: SlotArea, buffer: KeptBuffer) -> None:
         self._context, self._area = context, area
-        self.protocol = SlotProtocol(context, area)
-        pending_slots = PendingSlots(context, self.protocol)
-        self.staging = StagingBuffers(context, self.protocol)
-        self.in_place = InPlaceReading(context, self.protocol)
-        self.all_reduce = AllReduce(context, self.protocol, self.staging, self.in_place)
-        self._scans = [
-            Scan(context, self.protocol, self.staging, exclusive=exclusive) for exclusive in (False, True)
-        ]
+        protocol = self.protocol = SlotProtocol(context, area)
+        pending_slots = PendingSlots(context, protocol)
+        self.in_place = in_place = InPlaceReading(context, protocol)
+        self.all_reduce = AllReduce(context, protocol, buffer, in_place)
+        self._scans = [Scan(context, protocol, buffer, exclusive=exclusive) for exclusive in (False, True)]
         self._locating = {
-            operation: MaxLoc(context, self.protocol, self.staging, self.in_place, operation)
+            operation: MaxLoc(context, protocol, buffer, in_place, operation)
             for operation in (Operation.maxloc, Operation.minloc)
         }
-        self._broadcast = Broadcast(context, self.protocol, self.staging, self.in_place)
-        self._reduce = Reduce(context, self.protocol, self.staging, self.in_place)
-        self._exchange = Exchange(context, pending_slots, self.staging, self.in_place)
+        self._broadcast = Broadcast(context, protocol, buffer, in_place)
+        self._reduce = Reduce(context, protocol, buffer, in_place)
+        self._exchange = Exchange(context, pending_slots, in_place, buffer)
         self._movements = Movements(area.ranks, area.index)
         self.nonblocking = NonblockingCalls(area.ranks, area.index)
         self.pending = ProgressEngine(pending_slots, self._exchange, self._changed)
@@ -159,15 +156,8 @@ class GroupCollectives:
         """Release copies that all members have read."""
         self._exchange.release()
 
-    def release_staging(self) -> None:
-        """Release the staging buffers, unless a member may read them; the next use makes others."""
-        if self.protocol.all_done() >= self.protocol.number:
-            self.staging.close()
-            self.in_place.close()
-
     def close(self) -> None:
         """Release all memory."""
-        self.staging.close()
         self.in_place.close()
         self._exchange.close()
         for reduction in (self.all_reduce, *self._scans, *self._locating.values()):
@@ -182,8 +172,6 @@ class GroupCollectives:
 # first operation in the group and sends the handle to the others; they block in an ordinary receive, in which
 # deadlocks are detected as in any other.
 
-MANY = 32
-"""After so many new groups the staging buffers of all are released: they are segments of their own."""
 LARGEST_NBYTES = 32 << 20
 """Of a segment for groups."""
 
@@ -247,14 +235,18 @@ class GroupTable:
     """The groups that one rank knows in one epoch."""
 
     def __init__(
-        self, context: RankContext, sender: Sender, receiver: Receiver, world: GroupCollectives
+        self,
+        context: RankContext,
+        sender: Sender,
+        receiver: Receiver,
+        world: GroupCollectives,
+        buffer: KeptBuffer,
     ) -> None:
         self._context, self._sender, self._receiver = context, sender, receiver
         all_ranks = Group(tuple(range(context.world_size)))
         self.world = GroupState(all_ranks, context.rank, world)
         self._known = {all_ranks: self.world}
-        self._memory = AreaMemory(context.store)
-        self._opened = 0
+        self._memory, self._buffer = AreaMemory(context.store), buffer
 
     def find(self, group: object) -> GroupState:
         """Return the state of a group, for an operation that begins now.
@@ -306,17 +298,9 @@ class GroupTable:
     def open(self, state: GroupState, deadline_ns: int | None) -> GroupCollectives:
         """Return the group's collectives; the first call sets up the slot area with the other members."""
         if state.collectives is None:
-            self._opened += 1
-            if self._opened % MANY == 0:
-                self._release_staging()
-            state.collectives = GroupCollectives(self._context, self._open_area(state, deadline_ns))
+            area = self._open_area(state, deadline_ns)
+            state.collectives = GroupCollectives(self._context, area, self._buffer)
         return state.collectives
-
-    def _release_staging(self) -> None:
-        """Release the staging buffers of all groups: a program that makes many seldom uses all of them."""
-        for state in self._known.values():
-            if state.collectives is not None and state is not self.world:
-                state.collectives.release_staging()
 
     def _open_area(self, state: GroupState, deadline_ns: int | None) -> SlotArea:
         context, ranks = self._context, state.ranks
@@ -337,40 +321,38 @@ class GroupTable:
             raise ProtocolError(f"what rank {ranks[0]} sent is not the memory of {state.group}")
         return area
 
+    def _opened(self) -> list[GroupCollectives]:
+        return [state.collectives for state in self._known.values() if state.collectives is not None]
+
     def advance(self) -> None:
         """Advance pending collectives, without blocking."""
-        for state in list(self._known.values()):
-            if state.collectives is not None:
-                state.collectives.pending.advance()
+        for collectives in self._opened():
+            collectives.pending.advance()
 
     def flush(self) -> None:
         """Complete all pending collectives."""
-        for state in list(self._known.values()):
-            if state.collectives is not None:
-                state.collectives.pending.flush()
+        for collectives in self._opened():
+            collectives.pending.flush()
 
     def drop(self) -> None:
         """Drop pending collectives at the end of their cell."""
-        for state in self._known.values():
-            if state.collectives is not None:
-                state.collectives.pending.drop()
+        for collectives in self._opened():
+            collectives.pending.drop()
 
     def begin_cell(self) -> None:
         """Count the calls of every group anew."""
-        for state in self._known.values():
-            if state.collectives is not None:
-                state.collectives.begin_cell()
+        for collectives in self._opened():
+            collectives.begin_cell()
 
     def release(self) -> None:
         """Release copies that all readers have read."""
-        for state in self._known.values():
-            if state.collectives is not None:
-                state.collectives.release()
+        for collectives in self._opened():
+            collectives.release()
 
     def close(self) -> None:
         """Release all memory."""
-        for state in self._known.values():
-            if state.collectives is not None:
-                state.collectives.close()
+        for collectives in self._opened():
+            collectives.close()
         self._known.clear()
+        self._buffer.close()
         self._memory = AreaMemory(self._context.store)

@@ -1,6 +1,6 @@
 """Reading in place: large private arrays, read by other ranks where they lie, in one copy.
 
-A staged array is copied into shared memory by its owner and out of it by its readers.  Where the system lets
+Else an array is copied into shared memory by its owner and out of it by its readers.  Where the system lets
 ranks read each other's memory (`peer_memory`), the owner only says where its array lies.  No rank writes into
 another one's memory, so there are no late writers after a failure; but the owner must neither change nor
 free the array while others read it, so no member leaves the operation before all have read.
@@ -15,14 +15,12 @@ from __future__ import annotations
 import mmap
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from nbparallel.distributed.collectives.direct import slice_bounds
-from nbparallel.distributed.collectives.staging import MARGIN
-from nbparallel.distributed.operators import Operator, finish_array
+from nbparallel.distributed.collectives.direct import MARGIN, slice_bounds
+from nbparallel.distributed.operators import Operator
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
@@ -35,28 +33,21 @@ LEAST_MOVED = 256 << 10
 """Bytes of the smallest array that is moved in place: for smaller ones the system's look-up of pages costs as
 much as a second copy through the cache.  ``python -m benchmarks.operations.tuning``."""
 LEAST_COMBINED = 8 << 20
-"""Bytes of the smallest array that more than two ranks combine in place.  In turns with staging: of 1 MB
-staging takes half the time, of 4 MB 0.85, of 8 MB 0.7 to 1.3, of 16 MB 1.1 to 1.5.  ``python -m
+"""Bytes of the smallest array that ranks combine in place: of less, copies stay in the caches.  ``python -m
 benchmarks.operations.tuning``."""
-LEAST_OF_TWO = 8 << 20
-"""The same of two ranks, whose chunks stay in the caches: of 4 MB staging takes as long.  ``python -m
-benchmarks.operations.tuning``."""
-LEAST_REDUCED = 4 << 20
-"""The same of `reduce` with more than two ranks, whose root fetches most of the result: of 3 MB staging takes
-as long, of 8 MB a third more.  ``python -m benchmarks.operations.tuning``."""
-LEAST_REDUCED_OF_TWO = 32 << 20
-"""The same of two ranks: of 16 MB staging takes as long, of 64 MB a quarter more.  ``python -m
-benchmarks.operations.tuning``."""
-BLOCK = 1 << 20
-"""Bytes that are read and combined at a time.  ``python -m benchmarks.operations.tuning``: 512 KiB to 2 MiB
-are equal within 5 %; a quarter of it takes a tenth longer."""
-PIECE = 2 << 20
-"""Bytes that are only read, between two looks at whether the others are there."""
-PART = 2 << 20
-"""Bytes that each member of `reduce` combines, before its root fetches them: two of them are less than the
-chunks of staging.  ``python -m benchmarks.operations.tuning``: 4 and 8 MiB take 0.8 to 0.95 of the time."""
+BLOCK = 2 << 20
+"""Bytes of all other members that are read and combined at a time: they stay in the cache."""
+PIECE = 32 << 20
+"""Bytes that are only read, between two looks at whether the others are there: some milliseconds."""
+CHECK_EVERY = 8
+"""Blocks that are combined between two such looks."""
 _ADDRESS = struct.Struct("<Q")
 _GONE = "in memory some of which is gone or protected (was a mapped file made shorter?)"
+
+
+def is_address(place: bytes | memoryview) -> bool:
+    """Return whether a place is in the memory of its owner, not in shared memory."""
+    return len(place) == _ADDRESS.size
 
 
 class InPlaceReading:
@@ -67,32 +58,16 @@ class InPlaceReading:
         self._memory = context.peers.memory
         self._index, self._size = protocol.index, len(protocol.ranks)
         self._agreed: bool | None = None
-        self._rows: tuple[AnyArray, AnyArray] | None = None
-        self._parts: tuple[AnyArray, AnyArray] | None = None
+        self._rows: list[AnyArray] | None = None
 
     # -- which rank reads which ------------------------------------------------------------------------
 
-    def offer(self, x: AnyArray, root: int | None = None) -> bytes:
-        """Return where a contiguous private array lies, to be combined by all members; empty: they cannot.
-
-        If the result is for a `root` alone, which others may not write to, also where it fetches their parts.
-        """
-        two = self._size == 2
-        if root is None:
-            least = LEAST_OF_TWO if two else LEAST_COMBINED
-        else:
-            least = LEAST_REDUCED_OF_TWO if two else LEAST_REDUCED
-        if x.nbytes < least or self._agreed is False:
+    def offer(self, x: AnyArray) -> bytes:
+        """Return where a contiguous private array lies, to be combined by all members; empty: they cannot."""
+        if x.nbytes < LEAST_COMBINED or self._agreed is False:
             return b""
         address = self._memory.address(x)
-        if not address or root is None:
-            return _ADDRESS.pack(address) if address else b""
-        parts = 0
-        if root != self._index:
-            if self._parts is None:
-                self._parts = _two_pieces(PART)
-            parts = _begin(self._parts[0])
-        return _ADDRESS.pack(address) + _ADDRESS.pack(parts)
+        return _ADDRESS.pack(address) if address else b""
 
     def offer_to(self, readers: Sequence[int], x: AnyArray) -> bytes:
         """Return the same for members of which each has found already that it can read this rank's memory."""
@@ -127,20 +102,23 @@ class InPlaceReading:
 
     def fetch(self, member: int, place: bytes | memoryview, target: AnyArray) -> None:
         """Fill a contiguous array with what a member offered; `confirm` has to follow."""
-        self._fetch(member, _ADDRESS.unpack_from(place)[0], flat_octets(target))
+        self._fetch(member, _ADDRESS.unpack_from(place)[0], target)
 
     def _fetch(self, member: int, address: int, target: AnyArray) -> None:
-        for begin in range(0, target.size, PIECE):
+        octets = flat_octets(target)
+        for begin in range(0, octets.size, PIECE):
             if begin:
                 self._context.check_peers((self._protocol.ranks[member],))
-            self._read(member, address + begin, target[begin : begin + PIECE])
+            self._read([(member, address + begin, octets[begin : begin + PIECE])])
         if fault_injection.ARMED:
             fault_injection.hit("half_payload", self._context.rank)
 
-    def _read(self, member: int, address: int, target: AnyArray) -> None:
-        rank = self._protocol.ranks[member]
-        error = self._memory.read(rank, address, target)
-        if error is not None:
+    def _read(self, blocks: list[tuple[int, int, AnyArray]]) -> None:
+        """Fill contiguous arrays, each with the memory at an address of a member."""
+        ranks = self._protocol.ranks
+        failed = self._memory.read([(ranks[i], address, target) for i, address, target in blocks])
+        if failed is not None:
+            error, (rank, address, target) = failed
             raise self._failure(rank, error, address, target.nbytes)
 
     def _failure(self, rank: int, error: ReadError, address: int, nbytes: int) -> OSError:
@@ -155,7 +133,7 @@ class InPlaceReading:
                 raise self._context.mark_failed(_ended(rank))
         text = f"{error}: rank {me} could not go on reading an array of rank {rank} where it lies"
         if error.failure is ReadFailure.UNREADABLE:
-            if memory.read(rank, address, np.empty(nbytes, np.uint8)) is None:
+            if memory.read([(rank, address, np.empty(nbytes, np.uint8))]) is None:
                 text = f"{error}: rank {me} could not fill an array with that of rank {rank}"
                 return OSError(error.number, f"{text}: its own is {_GONE}")
             if memory.still_reads(rank):
@@ -214,57 +192,16 @@ class InPlaceReading:
             low, high = slice_bounds(flat.size, member, size)
             if low < high:
                 place = addresses[member] + low * flat.itemsize
-                self._fetch(member, place, flat_octets(flat[low:high]))
+                self._fetch(member, place, flat[low:high])
         self.confirm()
         self._protocol.synchronize()
 
-    def reduce_scatter(
-        self, flat: AnyArray, operator: Operator, bounds: tuple[int, int], target: AnyArray
-    ) -> None:
+    def reduce_scatter(self, flat: AnyArray, operator: Operator, start: int, target: AnyArray | None) -> None:
         """Combine a part of all members' flat arrays into `target`, which no other member reads."""
-        low, high = bounds
-        self._combine(flat, low, high, target, self.addresses(), operator)
+        assert target is not None, "every member takes a part"
+        self._combine(flat, start, start + target.size, target, self.addresses(), operator)
         self.confirm()
         self._protocol.synchronize()  # all have read
-
-    def reduce(self, flat: AnyArray, operator: Operator, target: AnyArray | None) -> None:
-        """Combine a flat array of all members into `target`, which is the root's; the others have none.
-
-        A part at a time: member i combines a part of slice i into one of two pieces of memory in turn, all
-        meet, and the root fetches these while the others combine the next part.  `target` may be the root's
-        array: what the root writes there, a part of slice i, has been read by member i, and only by it.
-        The memory of a part is written again behind the next meeting, before which the root has fetched it,
-        and none leaves before the last parts are fetched.
-        """
-        size, index, itemsize = self._size, self._index, flat.itemsize
-        addresses, count = self.addresses(), PART // itemsize
-        bounds = [slice_bounds(flat.size, i, size) for i in range(size)]
-        places = [
-            0 if i == index else _ADDRESS.unpack_from(self._protocol.get(i), _ADDRESS.size)[0]
-            for i in range(size)
-        ]
-        longest = max(high - low for low, high in bounds)
-        for turn, start in enumerate(range(0, longest, count)):
-            parts = [(min(low + start, high), min(low + start + count, high)) for low, high in bounds]
-            low, high = parts[index]
-            if target is not None:
-                out = target[low:high]
-            else:
-                assert self._parts is not None, "made when it was offered"
-                out = np.ndarray((high - low,), flat.dtype, self._parts[turn % 2])
-            self._combine(flat, low, high, out, addresses, operator)
-            self.confirm()
-            self._protocol.synchronize()
-            if target is None:
-                continue
-            for step in range(1, size):
-                member = (index + step) % size
-                low, high = parts[member]
-                if low < high:
-                    place = places[member] + turn % 2 * _stride(PART)
-                    self._fetch(member, place, flat_octets(target[low:high]))
-            self.confirm()
-        self._protocol.synchronize()
 
     def _combine(
         self,
@@ -280,69 +217,56 @@ class InPlaceReading:
         A block at a time: the sum so far and what is added to it stay in the cache.
         """
         ufunc, size, index, itemsize = operator.ufunc, self._size, self._index, flat.itemsize
-        count = max(1, BLOCK // itemsize)
-        sums, incoming = self._scratch(count, flat)
-        # What is called as a ufunc may write its result before it has read its second input.
-        directly = index + 1 < size or isinstance(ufunc, np.ufunc)
+        count = max(1, BLOCK // itemsize // (size - 1))
+        rows = self._scratch(count, flat)
+        others = [(i, addresses[i]) for i in range(size) if i != index]
+        middle = (high - low) // count // 2
         with np.errstate(all="ignore"):  # a warning made an error would leave the others half-way
-            for begin, end in _blocks(low, high, count):
-                total: Any = None
-                out = target[begin - low : end - low]
-                for i in range(size):
-                    if i == index:
-                        part = flat[begin:end]
-                    else:
-                        part = (sums if total is None else incoming)[: end - begin]
-                        self._read(i, addresses[i] + begin * itemsize, flat_octets(part))
-                    if total is None:
-                        total = part
-                    else:
-                        last = directly and i + 1 == size
-                        total = ufunc(total, part, out=out if last else sums[: end - begin])
-                if not directly:
-                    out[...] = total
-                finish_array(operator, out, size)
-                if fault_injection.ARMED and begin - low <= (high - low) // 2 < end - low:
+            for turn, begin in enumerate(range(low, high, count)):
+                end = min(begin + count, high)
+                parts = [row[: end - begin] for row in rows]
+                sums, out = parts[0], target[begin - low : end - low]
+                self._read(
+                    [(i, at + begin * itemsize, part) for (i, at), part in zip(others, parts, strict=True)]
+                )
+                parts.insert(index, flat[begin:end])
+                total = parts[0]
+                for part in parts[1:-1]:
+                    total = ufunc(total, part, out=sums)
+                ufunc(total, parts[-1], out=out)
+                if operator.finish is not None:
+                    operator.finish(out, size)
+                if fault_injection.ARMED and turn == middle:
                     fault_injection.hit("half_payload", self._context.rank)
-                self._context.check_peers(self._protocol.peers)
+                if turn % CHECK_EVERY == CHECK_EVERY - 1:
+                    self._context.check_peers(self._protocol.peers)
 
-    def _scratch(self, count: int, like: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """Return two blocks of memory of this rank's own, which stay."""
+    def _scratch(self, count: int, like: AnyArray) -> list[AnyArray]:
+        """Return a block of this rank's own memory for each other member, which stays."""
         nbytes = count * like.itemsize
         if self._rows is None or self._rows[0].size < nbytes:
-            self._rows = _two_pieces(nbytes)
-        first, second = (np.ndarray((count,), like.dtype, row) for row in self._rows)
-        return first, second
+            self._rows = _pieces(self._size - 1, nbytes)
+        return [np.ndarray((count,), like.dtype, row) for row in self._rows]
 
     def close(self) -> None:
         """Release all memory."""
-        self._rows = self._parts = None
+        self._rows = None
 
 
-def _two_pieces(nbytes: int) -> tuple[AnyArray, AnyArray]:
-    """Return two pieces of memory, one behind the other, that begin in the middle of a page.
+def _pieces(number: int, nbytes: int) -> list[AnyArray]:
+    """Return pieces of memory, one behind the other, that begin in the middle of a page.
 
     The system's copies are slow where a program's are (`MARGIN`): to read 16 MB of arrays that begin with a
     page, as mapped files do, took the system two thirds of the time.
     """
-    stride = _stride(nbytes)
-    memory = np.empty(2 * stride + mmap.PAGESIZE, np.uint8)
+    stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = np.empty(number * stride + mmap.PAGESIZE, np.uint8)
     begin = (MARGIN - _begin(memory)) % mmap.PAGESIZE
-    return memory[begin : begin + nbytes], memory[begin + stride : begin + stride + nbytes]
-
-
-def _stride(nbytes: int) -> int:
-    """Return how far the second of two pieces begins behind the first: whole pages."""
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return [memory[start : start + nbytes] for start in range(begin, begin + number * stride, stride)]
 
 
 def _begin(x: AnyArray) -> int:
     return int(x.__array_interface__["data"][0])
-
-
-def _blocks(low: int, high: int, count: int) -> Iterator[tuple[int, int]]:
-    for begin in range(low, high, count):
-        yield begin, min(begin + count, high)
 
 
 def _ended(rank: int) -> NbParallelError:

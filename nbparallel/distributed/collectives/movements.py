@@ -11,7 +11,7 @@ import enum
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,8 +21,8 @@ from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.sharing.tensors import is_tensor
 from nbparallel.wire.control import Operation
 
-MAX_FINGERPRINTS = 4096
-"""Remembered for each operation; computing one takes two microseconds."""
+Forms: TypeAlias = tuple[tuple[Any, Any], ...]
+"""The dtype and shape of each value."""
 
 
 class Members(enum.Enum):
@@ -80,37 +80,15 @@ class Movement:
         return values[0] if self.from_root else values
 
 
-class FingerprintCache:
-    """The fingerprints of the calls of one operation, by what is passed to it."""
-
-    def __init__(self, operation: Operation, ranks: Sequence[int], *, nonblocking: bool = False) -> None:
-        self._name, self._ranks = operation.name + ("+async" if nonblocking else ""), ranks
-        self._known: dict[Any, Fingerprint] = {}
-
-    def __call__(
-        self,
-        values: Sequence[Any],
-        outputs: Sequence[AnyArray] = (),
-        root: int | None = None,
-        view: bool = False,
-    ) -> Fingerprint:
-        """Return the fingerprint; dtypes and shapes are only in its text, for error messages."""
-        sent = tuple([_form_key(value) for value in values])
-        expected = tuple([(x.dtype, x.shape) for x in outputs]) if outputs else ()
-        key = (sent, expected, root, view)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= MAX_FINGERPRINTS:
-                self._known.clear()
-            dtypes = list(dict.fromkeys(map(shown_dtype, (dtype for dtype, _ in sent or expected))))
-            shape = _shapes(sent)
-            if expected:
-                shape += " into " + _shapes(expected)
-            rank = None if root is None else self._ranks[root]
-            found = self._known[key] = fingerprint(
-                self._name, ", ".join(dtypes[:4]) or "-", shape, root=rank, operator="view" if view else "-"
-            )
-        return found
+@functools.lru_cache(maxsize=4096)
+def _label(
+    operation: Operation, nonblocking: bool, sent: Forms, expected: Forms, rank: int | None, view: bool
+) -> Fingerprint:
+    """Return the fingerprint of a call; dtypes and shapes are only in its text, for error messages."""
+    dtypes = list(dict.fromkeys(map(shown_dtype, (dtype for dtype, _ in sent or expected))))
+    shape = _shapes(sent) + (f" into {_shapes(expected)}" if expected else "")
+    name = operation.name + ("+async" if nonblocking else "")
+    return fingerprint(name, ", ".join(dtypes[:4]) or "-", shape, root=rank, operator="view" if view else "-")
 
 
 def _form_key(value: Any) -> tuple[Any, Any]:
@@ -121,7 +99,7 @@ def _form_key(value: Any) -> tuple[Any, Any]:
     return type(value).__name__, None
 
 
-def _shapes(forms: Sequence[tuple[Any, Any]]) -> str:
+def _shapes(forms: Forms) -> str:
     shapes = ["-" if shape is None else str(shape) for _, shape in forms]
     return shapes[0] if len(shapes) == 1 else f"[{', '.join(shapes)}]" if shapes else "-"
 
@@ -130,10 +108,8 @@ class Movements:
     """The movements of one rank in one group: makes each call's `Movement` from what the user passed."""
 
     def __init__(self, ranks: Sequence[int], index: int, *, nonblocking: bool = False) -> None:
-        self._index, self._all = index, range(len(ranks))
-        self._cache = functools.cache(
-            lambda operation: FingerprintCache(operation, ranks, nonblocking=nonblocking)
-        )
+        self._ranks, self._index, self._all = ranks, index, range(len(ranks))
+        self._nonblocking = nonblocking
 
     def __call__(
         self,
@@ -157,12 +133,15 @@ class Movements:
         sources: Sequence[int] = ()
         if pattern.takers is _ALL or (to_root and root == self._index):
             sources = (root,) if from_root and root is not None else self._all
-        label = self._cache(operation)(values, outputs, root, view)
+        sent = tuple([_form_key(value) for value in values])
+        expected = tuple([(x.dtype, x.shape) for x in outputs]) if outputs else ()
+        rank = None if root is None else self._ranks[root]
+        label = _label(operation, self._nonblocking, sent, expected, rank, view)
         return Movement(operation, label, values, sources, filled, root, from_root, to_root, view)
 
     def step(self, operation: Operation, shown: Any, value: Any) -> Movement:
         """Return a gathering of all members' values, as a step of an `operation` called with `shown`."""
-        label = self._cache(operation)((shown,))
+        label = _label(operation, self._nonblocking, (_form_key(shown),), (), None, False)
         return Movement(operation, label, (value,), self._all, {})
 
     def of_reduction(

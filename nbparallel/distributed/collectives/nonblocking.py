@@ -11,6 +11,7 @@ combines them itself.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,14 +23,14 @@ from nbparallel.distributed.collectives.all_reduce import (
     AllReduce,
     Averaging,
     ReductionSignature,
+    array_label,
     check_number,
     combine_numbers,
 )
 from nbparallel.distributed.collectives.broadcast import READ_ONLY
-from nbparallel.distributed.collectives.direct import direct_scan
+from nbparallel.distributed.collectives.direct import KeptBuffer, direct_scan
 from nbparallel.distributed.collectives.exchange import Exchange, PreparedRecord
 from nbparallel.distributed.collectives.movements import BARRIER, BROADCAST, Movement, Movements, Pattern
-from nbparallel.distributed.collectives.staging import StagingBuffers
 from nbparallel.distributed.operators import (
     LOCATING,
     Operator,
@@ -46,7 +47,6 @@ from nbparallel.distributed.runtime.shared_arrays import (
     in_kind_of,
     read_only,
 )
-from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_protocol import PendingSlot, PendingSlots, SlotProtocol
 from nbparallel.distributed.work import Work
 from nbparallel.errors import IN_PLACE
@@ -58,9 +58,7 @@ from nbparallel.wire.control import Operation
 # A scan combines each rank's own values with those of all lower ranks:
 #
 # * small arrays: the slots up to its own;
-# * shared arrays: member i adds up slice i of all arrays, one after the other, and writes each sum on its
-#   way;
-# * others: piece by piece from rank to rank, all of which work at different pieces (`StagingBuffers.scan`).
+# * others: member i adds up slice i of all arrays, one after the other, and writes each sum on its way.
 #
 # `maxloc` reduces pairs: a value and a location travel as one element of a structured dtype.
 
@@ -71,9 +69,9 @@ class Scan(AllReduce):
     """One rank's side of `scan` in a group, or of `exscan`, which leaves its own values out."""
 
     def __init__(
-        self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers, *, exclusive: bool
+        self, context: RankContext, protocol: SlotProtocol, buffer: KeptBuffer, *, exclusive: bool
     ) -> None:
-        super().__init__(context, protocol, staging, None, Operation.exscan if exclusive else Operation.scan)
+        super().__init__(context, protocol, buffer, None, Operation.exscan if exclusive else Operation.scan)
         self._exclusive = exclusive
         self._count = self._index if exclusive else self._index + 1
 
@@ -94,14 +92,8 @@ class Scan(AllReduce):
             with np.errstate(all="ignore"):
                 combine(plan.operator, inputs, x)
 
-    def _combine_directly(self, plan: ReductionSignature, x: AnyArray) -> None:
-        direct_scan(self._context, self._protocol, x, plan.operator, exclusive=self._exclusive)
-
-    def _offer(self, source: AnyArray) -> bytes:
-        return self._staging.offer_prefix(source)
-
-    def _combine_staged(self, plan: ReductionSignature, source: AnyArray) -> None:
-        self._staging.scan(source, plan.operator, exclusive=self._exclusive)
+    def _combine_directly(self, plan: ReductionSignature, arrays: list[AnyArray]) -> None:
+        direct_scan(self._context, self._protocol, arrays, plan.operator, exclusive=self._exclusive)
 
 
 class MaxLoc(AllReduce):
@@ -165,7 +157,6 @@ def separate(pairs: Any) -> tuple[Any, Any]:
     return pairs if isinstance(pairs, tuple) else (pairs["value"].copy(), pairs["location"].copy())
 
 
-MAX_FINGERPRINTS = 1024
 NonblockingCall = tuple[Movement, Callable[[list[Any]], Any]]
 """What is moved, and the function from what came from each source to what the operation returns."""
 
@@ -190,6 +181,7 @@ class ProgressEngine:
 
     def __init__(self, pending_slots: PendingSlots, exchange: Exchange, changed: Callable[[], None]) -> None:
         self._pending_slots, self._exchange, self._changed = pending_slots, exchange, changed
+        self._protocol = pending_slots.protocol
         self._queue: deque[PendingOperation] = deque()
         self._busy = False
 
@@ -211,14 +203,14 @@ class ProgressEngine:
         try:
             while self._queue:
                 for pending in self._queue:
-                    if pending.slot is None and pending.record is not None and self._pending_slots.has_slot():
+                    if pending.slot is None and pending.record is not None and self._protocol.has_free_slot():
                         pending.slot = self._exchange.post(
                             pending.movement, pending.record, pending.work.line
                         )
                     if pending.slot is None:
                         break
                 first = self._queue[0]
-                if first.slot is None or not self._pending_slots.has_arrived(first.slot):
+                if first.slot is None or self._protocol.missing(first.slot.arrivals):
                     return
                 self._finish(first, first.slot)
         finally:
@@ -276,7 +268,6 @@ class NonblockingCalls:
     def __init__(self, ranks: Sequence[int], index: int) -> None:
         self._ranks, self._index = ranks, index
         self._movements = Movements(ranks, index, nonblocking=True)
-        self._reductions: dict[Any, Fingerprint] = {}
 
     def move(
         self, pattern: Pattern, values: Sequence[Any], outputs: Sequence[AnyArray], root: int | None
@@ -300,23 +291,16 @@ class NonblockingCalls:
             return movement, lambda found: fill_module(x, found[0])
         return movement, lambda found: x if mine or array is not None else found[0]
 
-    def all_reduce(self, x: Any, op: str) -> NonblockingCall:
-        """Move all values to all members, which combine them in place."""
-        operator, value = _checked(x, op, "all_reduce", fills=True)
-        movement = self._moved(Operation.all_reduce, operator, (value,))
-        return movement, lambda found: _into(x, _combined(operator, found))
+    def _reduction(self, operation: Operation, x: Any, op: str) -> NonblockingCall:
+        """Move all values to all members, which combine theirs in place: all of them, or those of some."""
+        operator, value = _checked(x, op, operation.name, fills=True)
+        count = {Operation.scan: self._index + 1, Operation.exscan: self._index}.get(operation)
+        movement = self._moved(operation, operator, (value,))
+        return movement, lambda found: None if count == 0 else _into(x, _combined(operator, found[:count]))
 
-    def scan(self, x: Any, op: str) -> NonblockingCall:
-        """Move all values to all members, which combine those up to their own in place."""
-        operator, value = _checked(x, op, "scan", fills=True)
-        movement = self._moved(Operation.scan, operator, (value,))
-        return movement, lambda found: _into(x, _combined(operator, found[: self._index + 1]))
-
-    def exscan(self, x: Any, op: str) -> NonblockingCall:
-        """Move all values to all members, which combine those before their own in place."""
-        operator, value = _checked(x, op, "exscan", fills=True)
-        movement, index = self._moved(Operation.exscan, operator, (value,)), self._index
-        return movement, lambda found: _into(x, _combined(operator, found[:index])) if index else None
+    all_reduce = functools.partialmethod(_reduction, Operation.all_reduce)
+    scan = functools.partialmethod(_reduction, Operation.scan)
+    exscan = functools.partialmethod(_reduction, Operation.exscan)
 
     def locate(self, operation: Operation, pairs: Any) -> NonblockingCall:
         """Move all pairs of values and locations to all members, which choose among them."""
@@ -354,27 +338,14 @@ class NonblockingCalls:
     def _moved(
         self, operation: Operation, operator: Operator, values: Sequence[Any], root: int | None = None
     ) -> Movement:
-        return self._movements.of_reduction(
-            operation, self._fingerprint(operation, operator, values, root), values, root
-        )
-
-    def _fingerprint(
-        self, operation: Operation, operator: Operator, values: Sequence[Any], root: int | None
-    ) -> Fingerprint:
         forms = tuple([(x.dtype, x.shape) if isinstance(x, np.ndarray) else ("number", "-") for x in values])
-        key = (operation, operator.name, forms, root)
-        label = self._reductions.get(key)
-        if label is None:
-            if len(self._reductions) >= MAX_FINGERPRINTS:
-                self._reductions.clear()
-            shapes = str(forms[0][1]) if len(forms) == 1 else str([shape for _, shape in forms])
-            content = [(str(dtype), shape) for dtype, shape in forms]
-            rank = None if root is None else self._ranks[root]
-            label = self._reductions[key] = fingerprint(
-                f"{operation.name}+async", shown_dtype(forms[0][0]), shapes, root=rank,
-                operator=operator.name, content=content,
-            )  # fmt: skip
-        return label
+        dtype, shapes = forms[0][0], tuple([shape for _, shape in forms])
+        shown: Any = shapes[0] if len(shapes) == 1 else shapes
+        if any(other != dtype for other, _ in forms):
+            shown = forms
+        rank = None if root is None else self._ranks[root]
+        label = array_label(f"{operation.name}+async", operator.name, dtype, shown, rank)
+        return self._movements.of_reduction(operation, label, values, root)
 
 
 def _checked(x: Any, op: str, operation: str, *, fills: bool) -> tuple[Operator, Any]:

@@ -2,14 +2,13 @@
 
 Small arrays go through the slots, as in `all_reduce`.  Large arrays go directly if every member's lies in
 shared memory: in `reduce_scatter` each member combines its part of all arrays where they lie; in `reduce`
-each member combines one slice, and writes it into the result.  Of large private arrays members read what they
-combine where it lies (`in_place`), and the root of `reduce` reads their parts of the result likewise.  All
-other arrays go through the staging buffers, a chunk at a time.
+each member combines one slice, and writes it into the root's array.  Of large private arrays the members of
+`reduce_scatter` read their part where it lies (`in_place`).  All other arrays are copied piece by piece into
+shared memory, and combined there directly.
 """
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,20 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.collectives.all_reduce import check_number, combine_numbers, exchange_numbers
-from nbparallel.distributed.collectives.direct import direct_reduce, direct_reduce_scatter
+from nbparallel.distributed.collectives.all_reduce import (
+    array_label,
+    check_number,
+    combine_numbers,
+    exchange_numbers,
+    number_label,
+)
+from nbparallel.distributed.collectives.direct import (
+    KeptBuffer,
+    attached_arrays,
+    direct_reduce,
+    direct_reduce_scatter,
+)
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.staging import StagingBuffers, StagingLayout
 from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import (
-    AnyArray,
-    SharedSpan,
-    as_operand,
-    decode_handle,
-    in_kind_of,
-)
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, as_operand, in_kind_of
 from nbparallel.distributed.slots.fingerprint import (
     DIRECT,
     READABLE,
@@ -38,29 +41,10 @@ from nbparallel.distributed.slots.fingerprint import (
     Fingerprint,
     Route,
     choose_route,
-    fingerprint,
     offers_differ,
 )
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.wire.control import Operation
-
-MAX_FINGERPRINTS = 1024
-
-
-@dataclass(slots=True)  # to freeze it takes four times as long
-class ScatterLayout:
-    """The memory of one `reduce_scatter`: where its parts lie, and where its result goes."""
-
-    source: AnyArray
-    """All parts, flat and contiguous."""
-    in_whole: bool
-    """Whether that is the user's own array."""
-    bounds: Sequence[tuple[int, int]]
-    """First element of each part and the one behind its last."""
-    target: AnyArray
-    """Takes this member's part of the result; flat and contiguous."""
-    in_place: bool
-    """Whether that is the user's output."""
 
 
 @dataclass(slots=True)
@@ -91,12 +75,11 @@ class Reduce:
     """One rank's side of `reduce` and `reduce_scatter` in a group."""
 
     def __init__(
-        self, context: RankContext, protocol: SlotProtocol, staging: StagingBuffers, in_place: InPlaceReading
+        self, context: RankContext, protocol: SlotProtocol, buffer: KeptBuffer, in_place: InPlaceReading
     ) -> None:
-        self._context, self._protocol, self._staging = context, protocol, staging
+        self._context, self._protocol, self._buffer = context, protocol, buffer
         self._in_place = in_place
         self._index, self._size = protocol.index, len(protocol.ranks)
-        self._fingerprints: dict[Any, Fingerprint] = {}
 
     # -- reduce ------------------------------------------------------------------------------------------
 
@@ -115,12 +98,14 @@ class Reduce:
         source = (array if array.flags.c_contiguous else np.ascontiguousarray(array)).reshape(-1)
         fills = mine and array.flags.writeable
         in_place = fills and array.flags.c_contiguous
-        target = source if in_place else self._result(array, span) if mine else None
+        direct = span is not None and span.direct and (in_place or not mine)
+        target = None if not mine else source if in_place else np.empty(array.size, array.dtype)
+        rank = self._protocol.ranks[root]
+        label = array_label("reduce", operator.name, array.dtype, array.shape, rank)
         self._run(
             Reduction(
-                Operation.reduce, operator,
-                self._fingerprint("reduce", operator, array.dtype, array.shape, root),
-                source, span, span is not None and span.direct, target, span if fills else None, root=root,
+                Operation.reduce, operator, label, source, span, direct, target, span if fills else None,
+                root=root,
             )
         )  # fmt: skip
         if not mine or target is None:
@@ -129,17 +114,11 @@ class Reduce:
             array[...] = target.reshape(array.shape)
         return x if fills else in_kind_of(x, target.reshape(array.shape))
 
-    def _result(self, array: AnyArray, span: SharedSpan | None) -> AnyArray:
-        """Return memory for a result that does not go into the user's array."""
-        if span is None or array.nbytes <= self._protocol.payload_nbytes:
-            return np.empty(array.size, array.dtype)
-        return self._context.store.empty((array.size,), array.dtype)
-
     def _reduce_number(self, x: Any, root: int, operator: Operator) -> Any:
         value = check_number(operator, x, "reduce")
         if self._size == 1:
             return combine_numbers(operator, [value])
-        label = self._fingerprint("reduce", operator, type(value).__name__, "number", root)
+        label = number_label("reduce", type(value).__name__, operator.name, self._protocol.ranks[root])
         values = exchange_numbers(self._context, self._protocol, Operation.reduce, label, value)
         return combine_numbers(operator, values) if self._index == root else None
 
@@ -168,36 +147,6 @@ class Reduce:
                 return number
             output[...] = number
             return output
-        arrays = self._validate(parts, output)
-        mine = arrays[self._index]
-        operator = operator_for(operator, mine.dtype)
-        if self._size == 1:
-            if output is None:
-                return mine.copy()
-            output[...] = mine
-            return output
-        layout = self._layout(arrays, whole, output)
-        memory = self._context.memory
-        span = None if whole is None else memory.span_of(whole)
-        shape: Any = tuple(a.shape for a in arrays) if whole is None else whole.shape
-        self._run(
-            Reduction(
-                Operation.reduce_scatter, operator,
-                self._fingerprint("reduce_scatter", operator, mine.dtype, shape, None),
-                layout.source, span, span is not None and layout.in_whole, layout.target,
-                None if output is None else memory.span_of(output),
-                start=layout.bounds[self._index][0], parts=layout.bounds,
-            )
-        )  # fmt: skip
-        result = layout.target.reshape(mine.shape)
-        if output is None:
-            return result
-        if not layout.in_place:
-            output[...] = result
-        return output
-
-    def _validate(self, parts: Sequence[Any], output: AnyArray | None) -> list[AnyArray]:
-        """Return the parts as plain arrays; raises if they or the output are of the wrong form."""
         arrays: list[AnyArray] = []
         for part in parts:
             arrays.append(array_part(part, arrays))
@@ -207,30 +156,50 @@ class Reduce:
                 f"the output of reduce_scatter has dtype {shown_dtype(output.dtype)} and shape "
                 f"{output.shape}, and this rank's part is {shown_dtype(mine.dtype)} {mine.shape}"
             )
-        return arrays
+        operator = operator_for(operator, mine.dtype)
+        result = mine.copy() if self._size == 1 else self._scatter(arrays, whole, operator, output)
+        if output is None:
+            return result
+        if not np.may_share_memory(output, result):
+            output[...] = result
+        return output
 
-    def _layout(
-        self, arrays: Sequence[AnyArray], whole: AnyArray | None, output: AnyArray | None
-    ) -> ScatterLayout:
-        """Return where the parts of a call lie, and where its result goes."""
-        mine = arrays[self._index]
-        in_whole = whole is not None and whole.flags.c_contiguous
-        if whole is not None and in_whole:
-            source = whole.reshape(-1)
+    def _scatter(
+        self,
+        arrays: Sequence[AnyArray],
+        whole: AnyArray | None,
+        operator: Operator,
+        output: AnyArray | None,
+    ) -> AnyArray:
+        """Return this member's part, which lies in the output unless others may read what is there."""
+        mine, memory = arrays[self._index], self._context.memory
+        span = None if whole is None else memory.span_of(whole)
+        if whole is not None and whole.flags.c_contiguous:
+            source, direct = whole.reshape(-1), span is not None
         else:
-            source = np.concatenate([a.reshape(-1) for a in arrays], dtype=mine.dtype)  # else in native order
-        in_place = output is not None and output.flags.c_contiguous
-        if output is not None and any(np.may_share_memory(output, array) for array in arrays):
-            in_place = False  # others may still read what would be written
-        target = output.reshape(-1) if output is not None and in_place else np.empty(mine.size, mine.dtype)
+            source, direct = np.concatenate([a.reshape(-1) for a in arrays], dtype=mine.dtype), False
+        target = np.empty(mine.shape, mine.dtype)
+        written = None if output is None else memory.span_of(output)
+        apart = output is not None and not any(np.may_share_memory(output, array) for array in arrays)
+        if output is not None and apart and output.flags.c_contiguous:
+            target = output
         ends = list(accumulate(a.size for a in arrays))
-        return ScatterLayout(source, in_whole, list(zip([0, *ends], ends, strict=False)), target, in_place)
+        bounds = list(zip([0, *ends], ends, strict=False))
+        shape: Any = tuple(a.shape for a in arrays) if whole is None else whole.shape
+        label = array_label("reduce_scatter", operator.name, mine.dtype, shape)
+        self._run(
+            Reduction(
+                Operation.reduce_scatter, operator, label, source, span, direct, target.reshape(-1), written,
+                start=bounds[self._index][0], parts=bounds,
+            )
+        )  # fmt: skip
+        return target
 
     def _reduce_scatter_numbers(self, parts: Sequence[Any], operator: Operator) -> Any:
         values = [check_number(operator, part, "reduce_scatter") for part in parts]
         if self._size == 1:
             return combine_numbers(operator, values)
-        label = self._fingerprint("reduce_scatter", operator, "numbers", "number", None)
+        label = number_label("reduce_scatter", "numbers", operator.name)
         lists = exchange_numbers(self._context, self._protocol, Operation.reduce_scatter, label, values)
         return combine_numbers(operator, [numbers[self._index] for numbers in lists])
 
@@ -243,60 +212,50 @@ class Reduce:
         context.operations += 1
         context.nbytes += source.nbytes
         protocol.spans.declare_write(protocol.generation, reduction.target_span)
-        fits = source.nbytes <= protocol.payload_nbytes
-        direct = reduction.direct and not fits
-        layout = StagingLayout(source.size, source.itemsize, self._size, reduction.parts)
-
-        def leave() -> None:
-            if fits:
-                if fault_injection.ARMED:
-                    fault_injection.hit("half_payload", context.rank)
-                self._slot(self._index, source)[...] = source
-            else:
-                protocol.put(self._staging.offer(source, layout))
-
-        place = b"" if fits or direct else self._in_place.offer(source, reduction.root)
-        if direct:
-            protocol.put(self._addresses(reduction))
-        elif place:
-            protocol.put(place)
+        shared = SHARED if reduction.span is not None else 0
+        if source.nbytes <= protocol.payload_nbytes:
+            if fault_injection.ARMED:
+                fault_injection.hit("half_payload", context.rank)
+            self._slot(self._index, source)[...] = source
+            self._arrive_and_compare(reduction, shared)
+            self._combine_slots(reduction)
         else:
-            leave()
-        bits = SHARED if reduction.span is not None else 0
-        bits |= DIRECT if direct else READABLE if place else 0
-        mixed = False
-        if bits:
-            with context.exposing(direct and reduction.root is not None and reduction.target is not None):
-                route, mixed = self._agree(fits=fits, same=protocol.arrive_and_wait(bits, reduction.span))
-                if route is Route.DIRECT:
-                    self._combine_directly(reduction)
-        elif protocol.arrive_and_wait():  # every member brought a private array: only outputs could overlap
-            if reduction.parts is not None:
-                protocol.check_writes([0] * self._size)
-            route = Route.INLINE if fits else Route.STAGED
-        else:
-            route, mixed = self._agree(fits=fits, same=False)
-        if route is Route.IN_PLACE and self._in_place.agreed():
-            self._combine_in_place(reduction)
-        elif route is not Route.DIRECT:
-            if mixed or route is Route.IN_PLACE:
-                if direct or place:
-                    leave()  # the slot holds addresses, which the route that is taken does not use
-                protocol.synchronize()
-            if route is Route.INLINE:
-                self._combine_slots(reduction)
-            else:
-                self._staging.reduce(source, reduction.operator, layout, reduction.target, reduction.start)
+            with context.exposing():
+                self._run_large(reduction, shared)
         protocol.release()
 
-    def _agree(self, *, fits: bool, same: bool) -> tuple[Route, bool]:
-        """Return the route that all members take, and whether they offered different ones; raises alike."""
+    def _run_large(self, reduction: Reduction, shared: int) -> None:
+        protocol, source, offer = self._protocol, reduction.source, self._buffer.offer
+        place = b""
+        if reduction.direct:
+            protocol.put(self._context.memory.packed_flat(source))
+        else:
+            place = b"" if reduction.parts is None else self._in_place.offer(source)
+            protocol.put(place or offer(source, reduction.parts))
+        way = DIRECT if reduction.direct else READABLE if place else 0
+        offers = self._arrive_and_compare(reduction, shared | way)
+        route = choose_route(offers, fits=False)
+        if route is Route.DIRECT:
+            self._combine_directly(reduction)
+        elif route is Route.IN_PLACE and self._in_place.agreed():
+            self._in_place.reduce_scatter(source, reduction.operator, reduction.start, reduction.target)
+        else:
+            if route is Route.IN_PLACE or offers_differ(offers):
+                if way:
+                    protocol.put(offer(source, reduction.parts))  # in place of where the array lies
+                protocol.synchronize()
+            self._combine_copies(reduction)
+
+    def _arrive_and_compare(self, reduction: Reduction, bits: int) -> list[int]:
+        """Return what all members offer; raises on all if they differ, or would write others' memory."""
         protocol = self._protocol
+        same = protocol.arrive_and_wait(bits, reduction.span)
         if not same:
             protocol.compare()
-        offers = protocol.bits()
-        protocol.check_writes(offers)
-        return choose_route(offers, fits=fits), offers_differ(offers)
+        offers = protocol.bits() if bits or not same else [0] * self._size
+        if any(offers) or reduction.parts is not None:  # else every member brought a private array to combine
+            protocol.check_writes(offers)
+        return offers
 
     def _slot(self, index: int, like: AnyArray) -> AnyArray:
         return np.ndarray(
@@ -312,64 +271,28 @@ class Reduce:
         with np.errstate(all="ignore"):
             combine(reduction.operator, views, target)
 
-    def _addresses(self, reduction: Reduction) -> bytes:
-        """Return where this member's array lies, and where the root wants the result."""
-        memory, target = self._context.memory, reduction.target
-        assert reduction.span is not None, "only shared memory is worked on directly"
-        packed = memory.packed_flat(reduction.source)
-        if reduction.root is None or target is None:
-            return marshal.dumps((packed, b""))
-        return marshal.dumps((packed, memory.packed_flat(target)))
-
-    def _combine_in_place(self, reduction: Reduction) -> None:
-        if reduction.parts is None:
-            self._in_place.reduce(reduction.source, reduction.operator, reduction.target)
-            return
-        assert reduction.target is not None, "every member takes a part"
-        part = reduction.parts[self._index]
-        self._in_place.reduce_scatter(reduction.source, reduction.operator, part, reduction.target)
+    def _combine_copies(self, reduction: Reduction) -> None:
+        context, protocol, target = self._context, self._protocol, reduction.target
+        root, operator = reduction.root, reduction.operator
+        for piece, arrays in self._buffer.pieces(protocol, reduction.source, reduction.parts):
+            if root is not None:
+                direct_reduce(context, protocol, arrays, arrays[root], operator)
+                if target is not None:
+                    target[piece] = arrays[root]
+            elif target is not None:
+                part = target[piece.start - reduction.start : piece.stop - reduction.start]
+                direct_reduce_scatter(context, protocol, arrays, part, 0, operator)
+                protocol.synchronize()
 
     def _combine_directly(self, reduction: Reduction) -> None:
-        context, protocol = self._context, self._protocol
-        addresses = [marshal.loads(bytes(protocol.get(i))) for i in range(self._size)]
-        arrays = [
-            reduction.source if i == self._index else context.memory.attach(packed, writable=False)
-            for i, (packed, _) in enumerate(addresses)
-        ]
-        if reduction.root is None:
-            assert reduction.target is not None, "every member takes a part"
-            direct_reduce_scatter(
-                context, protocol, arrays, reduction.target, reduction.start, reduction.operator
-            )  # fmt: skip
+        context, protocol, operator, root = self._context, self._protocol, reduction.operator, reduction.root
+        arrays = attached_arrays(context, protocol, reduction.source, writable=root)
+        if root is not None:
+            direct_reduce(context, protocol, arrays, arrays[root], operator)
+        elif reduction.target is not None:
+            direct_reduce_scatter(context, protocol, arrays, reduction.target, reduction.start, operator)
             protocol.announce_done()
             protocol.wait_until_read()
-            return
-        target = reduction.target
-        if target is None:
-            packed, wanted = addresses[reduction.root]
-            target = (
-                context.memory.attach(wanted, writable=True)
-                if wanted == packed
-                else context.attach(decode_handle(wanted), writable=True)  # of this call only
-            )
-        direct_reduce(context, protocol, arrays, target, reduction.operator)
-
-    def _fingerprint(
-        self, operation: str, operator: Operator, dtype: Any, shape: Any, root: int | None
-    ) -> Fingerprint:
-        key = (operation, operator.name, dtype, shape, root)
-        found = self._fingerprints.get(key)
-        if found is None:
-            if len(self._fingerprints) >= MAX_FINGERPRINTS:
-                self._fingerprints.clear()
-            content = ("number" if shape == "number" else str(dtype), shape)
-            rank = None if root is None else self._protocol.ranks[root]
-            found = self._fingerprints[key] = fingerprint(
-                operation, shown_dtype(dtype),
-                "-" if shape == "number" else str(shape), root=rank,
-                operator=operator.name, content=content,
-            )  # fmt: skip
-        return found
 
 
 def array_part(x: Any, before: Sequence[AnyArray]) -> AnyArray:

@@ -12,7 +12,7 @@ ranks differ in this, nothing has been written, and all of them exchange declara
 
 from __future__ import annotations
 
-import marshal
+import functools
 import math
 import numbers
 import operator
@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.arguments import overlapping_pair
-from nbparallel.distributed.collectives.all_reduce import AllReduce
+from nbparallel.distributed.collectives.all_reduce import AllReduce, Averaging
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.data_parallel.buckets import BucketPlan, names_of, plan_of
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
@@ -37,8 +36,8 @@ from nbparallel.distributed.runtime.shared_arrays import (
     as_operand,
     read_only,
 )
-from nbparallel.distributed.slots.fingerprint import fingerprint
-from nbparallel.distributed.slots.overlaps import Span, conflict, overlapping
+from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
+from nbparallel.distributed.slots.slot_area import Span, conflict
 from nbparallel.errors import CollectiveMismatchError, rank_list
 from nbparallel.sharing.tensors import (
     bits_name,
@@ -48,9 +47,112 @@ from nbparallel.sharing.tensors import (
     is_tensor,
     named_gradients,
     number_kind,
+    shown_dtype,
 )
 from nbparallel.wire.control import Operation
 from nbparallel.wire.segments import CLIENT_SHIFT
+
+# Which gradients travel together: what follows from names, dtypes and shapes alone, worked out once.
+#
+# A training loop averages arrays of the same forms again and again, so a plan is remembered by them.
+
+BUCKET = 4 << 20
+"""Bytes: far above what a reduction costs at least, and still in a last-level cache."""
+ALONE = 8 << 10
+"""Bytes for each member: copying a larger array into a bucket and back takes longer than a reduction of its
+own, which takes the longer the more meet.  ``python -m benchmarks.operations.tuning``: the best, more or less
+takes a tenth longer."""
+Forms = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """What all ranks do with arrays of the same names, dtypes and shapes."""
+
+    names: tuple[str, ...] | None
+    forms: Forms
+    bucket_nbytes: int
+    members: int
+    label: Fingerprint
+    """Equal where names, dtypes, shapes and the size of a bucket are."""
+    operators: tuple[Averaging, Averaging]
+    """Of the first bucket, by which ranks compare their labels, and of the others."""
+    buckets: tuple[tuple[int, ...], ...]
+    """Which arrays are reduced together: of one dtype, not empty."""
+
+    def fits(
+        self, names: tuple[str, ...] | None, arrays: list[Any], bucket_nbytes: Any, members: int
+    ) -> bool:
+        """Return whether it is the plan of this call, and each array a writable one of numpy.
+
+        A loop that compares: to look a plan up, by a key made of all forms, takes twice as long.
+        """
+        if (
+            len(arrays) != len(self.forms)
+            or names != self.names
+            or members != self.members
+            or type(bucket_nbytes) is not int
+            or bucket_nbytes != self.bucket_nbytes
+        ):
+            return False
+        plain = np.ndarray
+        for x, (dtype, shape) in zip(arrays, self.forms):  # noqa: B905 - as many; a keyword takes as long as x
+            if type(x) is not plain or x.dtype is not dtype or x.shape != shape or not x.flags.writeable:
+                return False
+        return True
+
+    def listing(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Return name, dtype and shape of each array: what must be the same on all ranks."""
+        names = names_of(self.names, len(self.forms))
+        return [(n, shown_dtype(dtype), shape) for n, (dtype, shape) in zip(names, self.forms, strict=True)]
+
+
+def names_of(names: tuple[str, ...] | None, count: int) -> tuple[str, ...]:
+    """Return what messages call the arrays; None: they came as a list."""
+    return tuple(f"[{i}]" for i in range(count)) if names is None else names
+
+
+@functools.lru_cache(maxsize=64)
+def plan_of(names: tuple[str, ...] | None, forms: Forms, bucket_nbytes: int, members: int) -> BucketPlan:
+    """Return the plan."""
+    content = bucket_nbytes, names_of(names, len(forms)), [(str(dtype), shape) for dtype, shape in forms]
+    first = [shown_dtype(forms[0][0]), str(forms[0][1])] if forms else ["-", "-"]
+    label = fingerprint("average_gradients", *first, content=content)
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in forms]
+    buckets = _buckets(forms, sizes, bucket_nbytes, members * ALONE)
+    together = tuple(map(tuple, buckets))
+    operators = Averaging(lambda _: label, True), Averaging(lambda _: label, False)
+    return BucketPlan(names, forms, bucket_nbytes, members, label, operators, together)
+
+
+def _label_of_one(x: np.ndarray[Any, Any]) -> Fingerprint | None:
+    if x.dtype.kind not in "fc" or not x.size:
+        return None
+    return plan_of(None, ((x.dtype, x.shape),), BUCKET, 1).label
+
+
+ONE = Averaging(_label_of_one, True)
+"""The operator of a list of one array: as quick as an all_reduce, its plan is found by dtype and shape."""
+
+
+def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int, alone: int) -> list[list[int]]:
+    found: list[list[int]] = []
+    growing: dict[np.dtype[Any], list[int]] = {}
+    filled: dict[np.dtype[Any], int] = {}
+    for i, nbytes in enumerate(sizes):
+        dtype = forms[i][0]
+        if not nbytes:
+            continue
+        if nbytes >= min(bucket_nbytes, alone):
+            found.append([i])
+            continue
+        if dtype not in growing or filled[dtype] + nbytes > bucket_nbytes:
+            growing[dtype], filled[dtype] = [], 0
+            found.append(growing[dtype])
+        growing[dtype].append(i)
+        filled[dtype] += nbytes
+    return found
+
 
 # The last call of `average_gradients`: a training loop repeats it, often with the same arrays.
 
@@ -82,8 +184,8 @@ class LastCall:
         return len(set(map(id, arrays))) == len(arrays)
 
 
-_DECLARES = fingerprint("average_gradients", content="declaration")
-_DECLARES_MORE = fingerprint("average_gradients", content="declaration that does not fit into a slot")
+_DECLARES_LABEL = fingerprint("average_gradients", content="declaration")
+_DECLARES = Averaging(lambda _: _DECLARES_LABEL, True)
 Declaration = tuple[int, float | None, list[Span]]
 """What a rank declares: fingerprint word of its arrays, weight, shared memory."""
 
@@ -98,11 +200,10 @@ class Gradients:
     foreign: bool
     """Whether another rank could pass memory of one of several arrays as well."""
 
-    def declaration(self, memory: SharedArrayLookup) -> bytes:
+    def declaration(self, memory: SharedArrayLookup) -> Declaration:
         """Return this rank's declaration."""
         spans = [(place.segment, place.start, place.stop) for place in _places(self.arrays, memory)]
-        declared: Declaration = (self.plan.label.word, self.weight, spans)
-        return marshal.dumps(declared)
+        return self.plan.label.word, self.weight, spans
 
 
 def checked_gradients(
@@ -166,18 +267,15 @@ def _check_memory(
     """
     if last.are_apart(arrays):
         return last.foreign and len(arrays) == len(last.shared)
-    views = [x for x in arrays if x.base is not None]
-    places = _places(views, context.memory)
-    segments = {place.segment for place in places}
-    apart = len(segments) == len(places) or not overlapping([(p.segment, p.start, p.stop) for p in places])
-    pair = None if apart and len(places) == len(arrays) else overlapping_pair(arrays)
+    pair = overlapping_pair(arrays)
     if pair is not None:
         one, other = (names_of(names, len(arrays))[i] for i in pair)
         raise ValueError(
             f"arrays{one} and arrays{other} share memory, and average_gradients writes both: each needs "
             "memory of its own"
         )
-    foreign = not {segment >> CLIENT_SHIFT for segment in segments} <= {context.store.client}
+    places = _places(arrays, context.memory)
+    foreign = any(place.segment >> CLIENT_SHIFT != context.store.client for place in places)
     if len(places) == len(arrays):
         last.shared, last.foreign = [place.reference for place in places], foreign
     return foreign
@@ -300,35 +398,19 @@ def average(
     compared : bool
         The first reduction has been tried already, and the ranks differ.
     """
-    plan = gradients.plan
-    if compared:
-        declared = None
-    elif gradients.weight is None and plan.buckets and not gradients.foreign:
-        if average_buckets(collectives.all_reduce, gradients.arrays, plan, deadline_ns):
-            return
-        declared = None
-    else:
-        declared = _declare(gradients, collectives, context, deadline_ns)
-    _average_declared(collectives, gradients, context, declared, deadline_ns)
-
-
-def _average_declared(
-    collectives: GroupCollectives,
-    gradients: Gradients,
-    context: RankContext,
-    declared: list[bytes] | None,
-    deadline_ns: int | None,
-) -> None:
-    """Average after all ranks have exchanged declarations, which it does unless they are given."""
     plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.all_reduce
+    declares = gradients.weight is not None or gradients.foreign or not plan.buckets
+    if declares and not compared:  # it meets the first bucket of those who declare nothing, and all go on
+        reduction.run(np.zeros(1), _DECLARES, deadline_ns)
+    elif not compared and average_buckets(reduction, arrays, plan, deadline_ns):
+        return
 
     def tell(value: Any) -> list[Any]:
         shown = arrays[0] if arrays else None
         return collectives.exchange_values(Operation.average_gradients, shown, value, deadline_ns)
 
     ranks = collectives.protocol.ranks
-    found = declared or tell(gradients.declaration(context.memory))
-    same, total = check_declarations([marshal.loads(data) for data in found], ranks)
+    same, total = check_declarations(tell(gradients.declaration(context.memory)), ranks)
     if not same:
         raise mismatch(tell((plan.listing(), plan.bucket_nbytes)), ranks)
     average_declared(gradients, total, lambda flat, op: reduction.run(flat, op, deadline_ns))
@@ -344,24 +426,6 @@ def average_declared(
         reduce(flat, "avg" if factor is None else "sum")
 
 
-def _declare(
-    gradients: Gradients, collectives: GroupCollectives, context: RankContext, deadline_ns: int | None
-) -> list[bytes] | None:
-    """Return the declarations of all ranks, None on all of them if one brought none, or a long one."""
-    protocol, data = collectives.protocol, gradients.declaration(context.memory)
-    fits = len(data) <= protocol.payload_nbytes
-    protocol.deadline_ns = deadline_ns
-    label = _DECLARES if fits else _DECLARES_MORE
-    protocol.begin(Operation.average_gradients, label, context.call_site.line())
-    if fits:
-        protocol.put(data)
-    agreed = (protocol.arrive_and_wait() or protocol.agree()) and fits
-    found = [bytes(protocol.get(i)) for i in range(len(protocol.ranks))] if agreed else None
-    protocol.release()
-    context.operations += 1
-    return found
-
-
 def average_buckets(
     reduction: AllReduce, arrays: list[AnyArray], plan: BucketPlan, deadline_ns: int | None
 ) -> bool:
@@ -374,37 +438,19 @@ def average_buckets(
     return True
 
 
-def _flat_buckets(arrays: list[AnyArray], plan: BucketPlan) -> Iterable[AnyArray]:
-    """Return the content of each bucket as one array, which is written back when the next is asked for."""
-    if plan.order is None:
-        return _packed(arrays, plan)
-    return [arrays[i] for i in plan.order] if plan.order else arrays
-
-
-def _packed(arrays: list[AnyArray], plan: BucketPlan) -> Iterator[AnyArray]:
+def _flat_buckets(arrays: list[AnyArray], plan: BucketPlan) -> Iterator[AnyArray]:
+    """Yield the content of each bucket as one array, which is written back when the next is asked for."""
     for bucket in plan.buckets:
-        flat = _pack(arrays, bucket)
+        if len(bucket) == 1:
+            yield arrays[bucket[0]]
+            continue
+        parts = [arrays[i] for i in bucket]
+        flat = np.concatenate([x.reshape(-1) for x in parts], dtype=parts[0].dtype)
         yield flat
-        _unpack(flat, arrays, bucket)
-
-
-def _pack(arrays: list[AnyArray], bucket: tuple[int, ...]) -> AnyArray:
-    """Return the content of a bucket as one array: its only array itself, or a copy of all."""
-    if len(bucket) == 1:
-        return arrays[bucket[0]]
-    return np.concatenate([arrays[i].reshape(-1) for i in bucket], dtype=arrays[bucket[0]].dtype)
-
-
-def _unpack(flat: AnyArray, arrays: list[AnyArray], bucket: tuple[int, ...]) -> None:
-    """Write a packed bucket back into its arrays."""
-    if len(bucket) == 1:
-        return
-    start = 0
-    for i in bucket:
-        x = arrays[i]
-        stop = start + x.size
-        x[...] = flat[start:stop].reshape(x.shape)
-        start = stop
+        start = 0
+        for x in parts:
+            x[...] = flat[start : start + x.size].reshape(x.shape)
+            start += x.size
 
 
 def _scale(x: AnyArray, factor: float | None) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import marshal
 import pickle
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +45,10 @@ def loads(data: bytes | memoryview, store: Store) -> Any:
     return pickling.loads(data, store)
 
 
-ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, RELAYED, PLACE = range(1, 11)
+ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, PLACE = range(1, 10)
 """Kinds of payloads: an inline array, one in shared memory, a handle of the sender's own array, a builtin, an
 inline pickle, a pickle in shared memory; a group's slot area, which is no user's message; an array whose
-content comes through a stream, or through the staging buffers of a group; where a private array lies."""
+content comes through a stream; where a private array lies."""
 SHORT = 32 << 10
 """Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.operations.tuning``: the
 ordinary path takes more than twice as long at 3 and 12 KiB, and half as long again at 30 KiB."""
@@ -115,12 +116,20 @@ class Packer:
             payload = self._pack_stream(array, stream, tensor)
         return payload or self._pack_copy(array, ADOPTED, tensor)
 
-    def leave(self, x: Any, inline: int, *, view: bool, readers: int, relay: bool = False) -> Payload:
+    def leave(
+        self,
+        x: Any,
+        inline: int,
+        *,
+        view: bool,
+        readers: int,
+        offer: Callable[[AnyArray], bytes] | None = None,
+    ) -> Payload:
         """Return `x` as a payload to be read from a slot, while the sender waits for its readers.
 
-        A shared array stays where it is, and every reader copies it from there (kind `VIEW`); a large
-        private one is copied to shared memory, where a single reader keeps it and several copy it.  With
-        `relay` it is only announced: the sender has to bring it by the `StagedCopy`, and its body says where.
+        A shared array stays where it is, and every reader copies it from there (kind `VIEW`).  Of a large
+        private one `offer` says where it lies, if readers can read it there (kind `PLACE`); else it is copied
+        to shared memory, where a single reader keeps it and several copy it.
         """
         array = as_plain_array(x)
         if view:
@@ -134,8 +143,9 @@ class Packer:
         handle = self._store.handle(array, writable=False)
         if handle is not None:
             return Payload(VIEW, TENSOR if tensor else b"", encode_handle(handle), None, array.nbytes)
-        if relay and array.flags.c_contiguous:
-            return Payload(RELAYED, self.meta(array, tensor), b"", nbytes=array.nbytes)
+        if offer is not None and array.flags.c_contiguous and (place := offer(array)):
+            # what stands for a value may be a copy (of a conjugated tensor), that only this refers to
+            return Payload(PLACE, self.meta(array, tensor), place, array, array.nbytes)
         return self._pack_copy(array, ADOPTED if readers == 1 else VIEW, tensor)
 
     def _pack_other(self, x: Any, inline: int) -> Payload:
@@ -237,7 +247,7 @@ class Packer:
 
     def form(self, message: Envelope) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """Return dtype and shape of the array that a message brings, None if it brings none."""
-        if message.kind in (ARRAY, STREAMED, RELAYED, PLACE):
+        if message.kind in (ARRAY, STREAMED, PLACE):
             form = self._forms.get(message.meta)
             if form is None:
                 form = pickle.loads(message.meta.removeprefix(TENSOR))

@@ -54,7 +54,7 @@ SKIPPED = 8
 """Long messages that are copied after a receiver took nothing of one: it may be busy with computing."""
 HEAD_NBYTES = 2 << 10
 """Bytes before the chunks: length and handle of the memory that holds the rest.  Not a page, as
-`collectives.staging.MARGIN` says: 1 MB takes half the time."""
+`collectives.direct.MARGIN` says: 1 MB takes half the time."""
 BODY = struct.Struct("<Q")
 """The number of the message's first chunk; the window's handle follows."""
 _LENGTH = struct.Struct("<Q")

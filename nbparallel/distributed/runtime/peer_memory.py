@@ -20,7 +20,7 @@ import select
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -154,6 +154,10 @@ refusal: ReadError | None = None
 """Why this process reads no more: an operation was refused in the middle."""
 
 
+Block: TypeAlias = "tuple[int, int, AnyArray]"
+"""A rank, an address in its memory, and the array to fill with what lies there."""
+
+
 class PeerMemory:
     """One rank's reading of the private memory of others in an epoch, and their reading of its own."""
 
@@ -254,9 +258,20 @@ class PeerMemory:
                     return 0
         return address
 
-    def read(self, rank: int, address: int, into: AnyArray) -> ReadError | None:
-        """Fill a contiguous array with the memory of a rank that was verified."""
-        return read_memory(self.pids[rank], address, into)
+    def read(self, blocks: Iterable[Block]) -> tuple[ReadError, Block] | None:
+        """Fill contiguous arrays, each with the memory of a rank that was verified.
+
+        Returns
+        -------
+        tuple of ReadError and Block, or None
+            The first that failed.
+        """
+        for block in blocks:
+            rank, address, into = block
+            error = read_memory(self.pids[rank], address, np.ndarray((into.nbytes,), np.uint8, into))
+            if error is not None:
+                return error, block
+        return None
 
     def ended(self, ranks: Iterable[int]) -> int | None:
         """Return one of `ranks` whose process has ended: what was read may be another's; None: all live."""

@@ -477,9 +477,9 @@ class RankContext:
 
     # -- leaving after a failure ---------------------------------------------------------------------
 
-    def exposing(self, exposed: bool) -> Exposure:
-        """Return a context in which peers may write into this rank's arrays, if `exposed`."""
-        return Exposure(self, exposed)
+    def exposing(self) -> Exposure:
+        """Return a context in which peers may write into this rank's arrays."""
+        return Exposure(self)
 
     def failed(self, error: BaseException) -> None:
         """End an operation that raised `error`; returns when no peer can write into its arrays any more.
@@ -544,13 +544,13 @@ class RankContext:
 class Exposure:
     """Sets `RankContext.exposed`, and clears it at the end, but after a failure: peers may still write."""
 
-    __slots__ = ("_context", "_exposed")
+    __slots__ = ("_context",)
 
-    def __init__(self, context: RankContext, exposed: bool) -> None:
-        self._context, self._exposed = context, exposed
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
 
     def __enter__(self) -> None:
-        self._context.exposed = self._exposed
+        self._context.exposed = True
 
     def __exit__(self, kind: object, *_: object) -> None:
         # With no collective open all members have ended it alike, before any of them wrote.

@@ -74,8 +74,8 @@ class Route(enum.Enum):
 
     INLINE = enum.auto()
     """Through the slots."""
-    STAGED = enum.auto()
-    """Through the staging buffers, a chunk at a time."""
+    COPIED = enum.auto()
+    """As DIRECT, between copies in shared memory, a piece at a time."""
     DIRECT = enum.auto()
     """Between the arrays themselves, which all lie in shared memory."""
     IN_PLACE = enum.auto()
@@ -97,7 +97,7 @@ def choose_route(bits: Sequence[int], *, fits: bool) -> Route:
         return Route.DIRECT
     if all(offer & READABLE for offer in bits):
         return Route.IN_PLACE
-    return Route.INLINE if fits else Route.STAGED
+    return Route.INLINE if fits else Route.COPIED
 
 
 def offers_differ(bits: Sequence[int]) -> bool:

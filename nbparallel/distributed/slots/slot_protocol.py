@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbparallel.distributed.runtime import fault_injection
@@ -28,7 +28,6 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.fingerprint import SHARED, Fingerprint
 from nbparallel.distributed.slots.mismatch import DIFFERENT, CallTable, left_inside, overlap
-from nbparallel.distributed.slots.overlaps import SpanTable
 from nbparallel.distributed.slots.slot_area import (
     CALL,
     CONTENT,
@@ -40,6 +39,7 @@ from nbparallel.distributed.slots.slot_area import (
     TEXT,
     TEXT_OFFSET,
     SlotArea,
+    SpanTable,
 )
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation
@@ -400,52 +400,6 @@ class SlotProtocol:
         self.spans.close()
 
 
-# Pipeline: steps of one collective in which a member waits for the members beside it alone.
-#
-# The arrival word that all members wait for at the beginning counts the steps of each member as well: when
-# a member has completed step s, its word is s higher. At the end all words have grown alike, so that the
-# next collective counts on from there.
-#
-# A member may only wait for a step that it could have completed itself, were it to do the other's work:
-# then a rank that waits has a higher word than those it waits for, and no two can look as if each waited
-# for the other (`deadlock`, which knows of a collective only the number that is waited for).
-
-
-class Pipeline:
-    """One member's side of the steps of a collective that has begun, and at which all have arrived."""
-
-    def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
-        self._context, self._protocol, self._begun = context, protocol, protocol.arrivals
-
-    def complete(self, step: int) -> None:
-        """Announce that this member has completed a step, and all before."""
-        protocol = self._protocol
-        area = protocol.area
-        protocol.arrivals = self._begun + step
-        self._context.waiter.announce(area.words, area.arrive[area.index], protocol.arrivals)
-
-    def wait_for(self, member: int, step: int) -> None:
-        """Wait until a member has completed a step."""
-        protocol, waiter = self._protocol, self._context.waiter
-        area, rank, target = protocol.area, protocol.ranks[member], self._begun + step
-        words, arrive = area.words, area.arrive[member]
-
-        def satisfied() -> bool:
-            return words[arrive] >= target
-
-        def explain(finished: Sequence[int]) -> NbParallelError:
-            return left_inside(protocol.operation, finished[0])
-
-        if not satisfied() and not waiter.spin(words, arrive, target):
-            wait = WaitRecord(
-                protocol.operation, lambda: [] if satisfied() else [rank], explain, protocol.line,
-                sequence=protocol.number, target=target, deadline_ns=protocol.deadline_ns, area=area.packed,
-            )  # fmt: skip
-            self._context.wait(satisfied, rank, wait)
-        if not waiter.strong_order:
-            waiter.fence()  # what the member has written is read after its word
-
-
 # Pending slots: collectives that a rank has begun and ends later, in steps of the slot protocol.
 #
 # A pending collective is an ordinary one whose state is put aside between two steps: what the slot protocol
@@ -473,19 +427,11 @@ class PendingSlots:
     def __init__(self, context: RankContext, protocol: SlotProtocol) -> None:
         self._context, self.protocol = context, protocol
 
-    def has_slot(self) -> bool:
-        """Whether `SlotProtocol.begin` would not wait, and there is a slot for another collective."""
-        return self.protocol.has_free_slot()
-
     def arrive(self) -> PendingSlot:
         """Arrive at the collective that has begun, and put it aside."""
         self.protocol.arrive()
         self._context.open = 0
         return self._state()
-
-    def has_arrived(self, pending: PendingSlot) -> bool:
-        """Whether every member has arrived at a collective."""
-        return not self.protocol.missing(pending.arrivals)
 
     def is_hopeless(self, pending: PendingSlot) -> bool:
         """Whether a member that has not arrived at a collective has left the cell."""

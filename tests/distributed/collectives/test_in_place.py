@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import in_place, staging
+from nbparallel.distributed.collectives import direct, in_place
 from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.runtime import peer_memory
 from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
@@ -30,8 +30,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(in_place, constant, 0)
     monkeypatch.setattr(in_place, "BLOCK", 9_000)
     monkeypatch.setattr(in_place, "PIECE", 15_000)
-    monkeypatch.setattr(in_place, "PART", 8_960)
-    monkeypatch.setattr(staging, "CHUNK", 64 << 10)
+    monkeypatch.setattr(direct, "PIECE", 64 << 10)
 
 
 def count_reads(c: Communicator) -> list[int]:
@@ -40,9 +39,9 @@ def count_reads(c: Communicator) -> list[int]:
     memory = context_of(c).peers.memory
     read = memory.read
 
-    def count(rank: int, address: int, into: Any) -> Any:
-        seen.append(rank)
-        return read(rank, address, into)
+    def count(blocks: Any) -> Any:
+        seen.extend(rank for rank, _, _ in blocks)
+        return read(blocks)
 
     memory.read = count  # type: ignore[method-assign]
     return seen
@@ -141,11 +140,11 @@ def test_every_operation_reads_in_place(ranks: Any, n: int) -> None:
         return found
 
     found = ranks(n, work, seconds=60)
-    staged = {"all_gather_new"} if n == 2 else set()  # one reader, which keeps the memory of the copy
+    copied = {"reduce"} | ({"all_gather_new"} if n == 2 else set())  # one reader, which keeps the copy
     for name in found[0]:
         reading = [rank for rank in range(n) if found[rank][name]]
         root = {"gather": [n - 1], "scatter": [*range(n - 1)], "broadcast": [*range(n - 1)]}
-        assert reading == ([] if name in staged else root.get(name, [*range(n)])), (name, found)
+        assert reading == ([] if name in copied else root.get(name, [*range(n)])), (name, found)
 
 
 @pytest.mark.matrix(cover=(), size=1)
@@ -235,10 +234,10 @@ def test_nobody_leaves_before_all_have_read(ranks: Any, operation: str) -> None:
         memory = context_of(c).peers.memory
         read = memory.read
 
-        def late(rank: int, address: int, into: Any) -> Any:
+        def late(blocks: Any) -> Any:
             if c.rank == 2:
                 __import__("time").sleep(0.002)
-            return read(rank, address, into)
+            return read(blocks)
 
         memory.read = late  # type: ignore[method-assign]
         for _ in range(4):
@@ -253,7 +252,7 @@ def test_nobody_leaves_before_all_have_read(ranks: Any, operation: str) -> None:
     ranks(3, work)
 
 
-def test_memory_that_cannot_be_read_is_staged(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_cannot_be_read_is_copied(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver's memory cannot be read by its own process either: it is not offered."""
 
     def work(c: Communicator) -> int:
@@ -285,9 +284,9 @@ def test_a_refusal_in_the_middle(ranks: Any) -> None:
         if c.rank == 1:
             read, left = memory.read, iter([None, None])
 
-            def refuse(rank: int, address: int, into: Any) -> Any:
-                failed = ReadError(ReadFailure.REFUSED, 1)
-                return next(left, failed) or read(rank, address, into)
+            def refuse(blocks: Any) -> Any:
+                failed = ReadError(ReadFailure.REFUSED, 1), blocks[0]
+                return next(left, failed) or read(blocks)
 
             memory.read = refuse  # type: ignore[method-assign]
         with pytest.raises((PermissionError, NbParallelError)) as caught:
@@ -358,14 +357,15 @@ def test_blocks_begin_in_the_middle_of_a_page(ranks: Any) -> None:
         begin, read = x.__array_interface__["data"][0], memory.read
         seen: set[int] = set()
 
-        def note(rank: int, address: int, into: Any) -> Any:
-            place = into.__array_interface__["data"][0]
-            if not begin <= place < begin + x.nbytes:
-                seen.add(place % mmap.PAGESIZE)
-            return read(rank, address, into)
+        def note(blocks: Any) -> Any:
+            for _, _, into in blocks:
+                place = into.__array_interface__["data"][0]
+                if not begin <= place < begin + x.nbytes:
+                    seen.add(place % mmap.PAGESIZE)
+            return read(blocks)
 
         memory.read = note  # type: ignore[method-assign]
         c.all_reduce(x)
         return seen
 
-    assert ranks(3, places) == [{staging.MARGIN}] * 3
+    assert ranks(3, places) == [{direct.MARGIN}] * 3

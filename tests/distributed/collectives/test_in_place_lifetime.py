@@ -48,9 +48,9 @@ def test_a_copy_that_stands_for_a_value_lives_until_it_is_read(ranks: Any) -> No
         memory = context_of(c).peers.memory
         read = memory.read
 
-        def counted(rank: int, address: int, into: Any) -> Any:
+        def counted(blocks: Any) -> Any:
             reads[0] += 1
-            return read(rank, address, into)
+            return read(blocks)
 
         memory.read = counted  # type: ignore[method-assign]
         out = [np.empty(SIZE, "f4") for _ in range(n)]

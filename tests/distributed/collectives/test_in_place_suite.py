@@ -1,4 +1,4 @@
-"""The conformance suite and random programs where nearly every array is large: read in place, and staged."""
+"""The conformance suite and random programs where nearly every array is large: read in place, and copied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import in_place, staging
+from nbparallel.distributed.collectives import direct, in_place
 from nbparallel.distributed.runtime import peer_memory
 from nbparallel.distributed.slots import slot_area
 from nbparallel.wire.control_layout import Layout
@@ -23,7 +23,7 @@ LAYOUTS = (
 """Neighbours' arrays: what four ranks bring is all private three times of eight, else mixed."""
 
 
-@pytest.fixture(autouse=True, params=["read in place", "staged"])
+@pytest.fixture(autouse=True, params=["read in place", "copied"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return how large private arrays travel; they are small here, and so are all steps.
 
@@ -35,11 +35,10 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     for constant in [name for name in vars(in_place) if name.startswith("LEAST_")]:
         monkeypatch.setattr(in_place, constant, 0)
     for module, constant, nbytes in (
-        (in_place, "BLOCK", 1_000), (in_place, "PIECE", 1_500), (in_place, "PART", 960),
-        (staging, "CHUNK", 4 << 10),
+        (in_place, "BLOCK", 1_000), (in_place, "PIECE", 1_500), (direct, "PIECE", 4 << 10),
     ):  # fmt: skip
         monkeypatch.setattr(module, constant, nbytes)
-    if request.param == "staged":
+    if request.param == "copied":
         monkeypatch.setenv(peer_memory.OFF, "0")
     return request.param
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives.exchange_record import (
+from nbparallel.distributed.collectives.exchange import (
     FEW,
     OVERHEAD,
     ExchangeRecord,

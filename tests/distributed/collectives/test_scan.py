@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import staging
+from nbparallel.distributed.collectives import direct
 from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
 from tests.distributed.conformance.oracle import expected, located
 from tests.harness.ranks import context_of
@@ -21,9 +21,8 @@ KIB = 1 << 10
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_every_route(ranks: Any, monkeypatch: Any, n: int) -> None:
-    """Slots, chunks, shared memory, and some of each: numpy's sums, for sizes around each border."""
-    monkeypatch.setattr(staging, "CHUNK", 64 * KIB)
-    monkeypatch.setattr(staging, "MIN_SCAN_NBYTES", 4 * KIB)
+    """Slots, pieces, shared memory, and some of each: numpy's sums, for sizes around each border."""
+    monkeypatch.setattr(direct, "PIECE", 64 * KIB)
 
     def work(c: Communicator) -> None:
         me = c.rank
@@ -44,8 +43,8 @@ def test_every_route(ranks: Any, monkeypatch: Any, n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
-def test_after_other_operations_on_the_same_chunks(ranks: Any, n: int) -> None:
-    """Operations that use the staging buffers in turns do not read each other's pieces."""
+def test_after_other_operations_in_the_same_buffers(ranks: Any, n: int) -> None:
+    """Operations that use the kept buffers in turns do not read each other's pieces."""
 
     def work(c: Communicator) -> None:
         rng = np.random.default_rng(3)

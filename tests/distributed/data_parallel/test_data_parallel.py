@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.data_parallel.buckets import BUCKET, plan_of
+from nbparallel.distributed.data_parallel.gradients import BUCKET, plan_of
 from nbparallel.errors import CollectiveMismatchError, PeerFailedError
 from tests.harness.ranks import context_of, parts_of, wrap_collectives
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbparallel.distributed.equality.flatten import (
+from nbparallel.distributed.equality.difference import (
     CHUNK,
     Differences,
     checksums,

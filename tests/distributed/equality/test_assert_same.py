@@ -14,8 +14,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.api.assert_same import AssertSame
-from nbparallel.distributed.equality.difference import MAX_CHUNKS, find_difference
-from nbparallel.distributed.equality.flatten import CHUNK
+from nbparallel.distributed.equality.difference import CHUNK, MAX_CHUNKS, find_difference
 from nbparallel.errors import (
     DifferentDataError,
     NbParallelError,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.equality.flatten import CHUNK
+from nbparallel.distributed.equality.difference import CHUNK
 from nbparallel.errors import (
     CollectiveMismatchError,
     DifferentDataError,

@@ -39,13 +39,6 @@ class Group:
     weak: bool = False
     fails: bool = False
     wrong: str = ""
-    parts: int = 0
-    """Of `reduce` to member 0, of which member 1 combines so many; 0: it is `all_reduce`."""
-
-    @property
-    def slices(self) -> int:
-        """Return of how many words an array is."""
-        return self.parts or self.members
 
     def others(self, me: int) -> list[int]:
         """Return the other members."""
@@ -55,10 +48,8 @@ class Group:
         """Visit every state; returns how many there are."""
         members = range(self.members)
         words = {f"{part}{m}": 0 for part in ("arrive", "failed") for m in members}
-        words |= {f"x{m}.{part}": 0 for m in members for part in range(self.slices)}
-        words |= {f"piece{i}": 0 for i in range(2) if self.parts}
-        program = reduce if self.parts else context
-        programs = [lambda me=me: program(self, me) for me in members]
+        words |= {f"x{m}.{part}": 0 for m in members for part in members}
+        programs = [lambda me=me: context(self, me) for me in members]
         return Exploration(programs, words, order).run()
 
 
@@ -95,7 +86,7 @@ def may_fail(g: Group, me: int) -> Step:
     if g.wrong != "give the array back first":
         yield store("failed0", 1)
         yield fence()
-    for part in range(g.slices):
+    for part in range(g.members):
         yield store(f"x0.{part}", GARBAGE)
     if g.wrong == "give the array back first":
         yield fence()
@@ -143,67 +134,6 @@ def context(g: Group, me: int) -> Program:
             arrivals += 1
             if not (yield from meet(g, me, arrivals)):
                 return
-
-
-def reduce(g: Group, me: int) -> Program:
-    """Take part in all reductions to member 0: `InPlaceReading.reduce`.
-
-    Word p of member 0's array is what member 1 reads in turn p, and what the result is written to; word p of
-    member 1's is what member 0 reads then.
-    """
-    arrivals = 0
-    for operation in range(g.operations):
-        content = 100 * (operation + 1)
-        for part in range(g.parts):
-            yield store(f"x{me}.{part}", content)
-        arrivals += 1
-        if not (yield from meet(g, me, arrivals)):
-            return
-        for part in range(g.parts):
-            piece = f"piece{0 if g.wrong == 'one piece' else part % 2}"
-            if not (yield from may_fail(g, me)):
-                return
-            if not (yield from read(g, me, f"x{1 - me}.{part}", content)):
-                return
-            if me:
-                yield store(piece, RESULT + content + part)
-            if g.wrong != "do not meet before fetching":
-                arrivals += 1
-                if not (yield from meet(g, me, arrivals)):
-                    return
-            if not me:
-                if not (yield from read(g, me, piece, RESULT + content + part)):
-                    return
-                yield store(f"x0.{part}", RESULT)
-        arrivals += 1
-        if not (yield from meet(g, me, arrivals)):
-            return
-
-
-def read(g: Group, me: int, word: str, content: int) -> Step:
-    """Read a word of the other member, which must be `content` if it is used."""
-    seen = yield load(word)
-    if not (yield from confirm(g, me)):
-        return False
-    if seen != content:
-        raise WrongError(f"member {me} reads {seen}, not {content}")
-    return True
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("fails", [False, True])
-def test_parts_of_a_reduction(order: str, fails: bool) -> None:
-    """None is fetched before it is complete, or overwritten before it is fetched."""
-    weak = order == "weak"
-    parts = 2 if weak and fails else 3  # the third takes the place of the first
-    assert Group(1 if weak else 2, weak=weak, fails=fails, parts=parts).explore(order) > 50
-
-
-@pytest.mark.parametrize("wrong", ["one piece", "do not meet before fetching"])
-def test_the_model_sees_what_is_wrong_with_parts(wrong: str) -> None:
-    """One piece of memory instead of two in turn, or no meeting."""
-    with pytest.raises(WrongError, match="reads"):
-        Group(parts=3, wrong=wrong).explore("sc")
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -1,4 +1,4 @@
-"""Large private arrays that come through the chunks of a group, into buffers."""
+"""Large private arrays that are moved into arrays of the takers, copied or read where they lie."""
 
 from __future__ import annotations
 
@@ -13,32 +13,12 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import staging
-from nbparallel.distributed.collectives import staging as relaying
+from nbparallel.distributed.collectives import direct, in_place
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 
 CHUNK = 64 << 10
 OPERATIONS = ("all_gather", "gather", "scatter", "all_to_all")
-
-
-def small_chunks(monkeypatch: Any) -> None:
-    """Make the chunks small, so that short arrays have many; ranks are forked and inherit that."""
-    monkeypatch.setattr(staging, "CHUNK", CHUNK)
-    monkeypatch.setattr(relaying, "CHUNK", CHUNK)
-
-
-def count_rounds(monkeypatch: Any) -> list[int]:
-    """Return a list to which every relay adds its rounds."""
-    seen: list[int] = []
-    run = relaying.StagedCopy.run
-
-    def count(self: Any, rounds: int, arrivals: Any) -> None:
-        seen.append(rounds)
-        run(self, rounds, arrivals)
-
-    monkeypatch.setattr(relaying.StagedCopy, "run", count)
-    return seen
 
 
 def octets(size: int, source: int, reader: int) -> np.ndarray[Any, Any]:
@@ -77,12 +57,11 @@ def check(c: Communicator, operation: str, make: Callable[[int, int], Any], out:
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_sizes(ranks: Any, monkeypatch: Any, n: int, operation: str) -> None:
-    """Sizes around the chunk, different from rank to rank, arrive, and all of the large ones are relayed."""
-    small_chunks(monkeypatch)
+    """Sizes around what is read in place, different from rank to rank, arrive."""
+    monkeypatch.setattr(in_place, "LEAST_MOVED", 2 * CHUNK)
     sizes = [0, 1, 70_000, CHUNK * 2 - 1, CHUNK * 2, CHUNK * 2 + 1, 7 * CHUNK + 3]
 
-    def work(c: Communicator) -> list[int]:
-        seen = count_rounds(monkeypatch)
+    def work(c: Communicator) -> None:
         for size, _ in itertools.product(sizes, range(3)):
 
             def make(source: int, reader: int, size: int = size) -> Any:
@@ -92,39 +71,32 @@ def test_sizes(ranks: Any, monkeypatch: Any, n: int, operation: str) -> None:
             out = [np.zeros_like(source) for source in sources]
             call_of(c, operation, make, out)()
             check(c, operation, make, out)
-        return seen
 
-    for seen in ranks(n, work):
-        assert len(seen) == 3 * 5  # the short ones have shown who has buffers
+    ranks(n, work)
 
 
-def test_chunks_begin_in_the_middle_of_a_page(ranks: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("operation", ["all_reduce", "broadcast"])
+def test_buffers_begin_in_the_middle_of_a_page(ranks: Any, monkeypatch: Any, operation: str) -> None:
     """Where large arrays begin, 16 bytes behind a page's begin, copies from a page's begin are slow."""
-    small_chunks(monkeypatch)
+    seen = set()
+    offer = direct.KeptBuffer.offer
+
+    def note(self: Any, *arguments: Any) -> bytes:
+        handle = offer(self, *arguments)
+        seen.add(self._own.__array_interface__["data"][0] % mmap.PAGESIZE)
+        return handle
 
     def work(c: Communicator) -> set[int]:
-        seen = set()
-        window = staging.StagingBuffers.window
-
-        def note(self: Any) -> tuple[Any, bytes]:
-            memory, packed = window(self)
-            begin = memory.__array_interface__["data"][0]
-            seen.update((begin + self.offset(i)) % mmap.PAGESIZE for i in range(staging.CHUNKS))
-            return memory, packed
-
-        monkeypatch.setattr(staging.StagingBuffers, "window", note)
-        values = [octets(3 * CHUNK, c.rank, 0) for _ in range(2)]
-        for _ in range(3):
-            c.all_to_all([np.zeros_like(x) for x in values], values)
+        monkeypatch.setattr(direct.KeptBuffer, "offer", note)
+        getattr(c, operation)(np.ones(100_000, "u1"))
         return seen
 
-    assert ranks(2, work) == [{staging.MARGIN}] * 2
-    assert 64 < staging.MARGIN < mmap.PAGESIZE - 64
+    assert direct.MARGIN in ranks(2, work)[0]
+    assert 64 < direct.MARGIN < mmap.PAGESIZE - 64
 
 
-def test_any_layout(ranks: Any, monkeypatch: Any) -> None:
+def test_any_layout(ranks: Any) -> None:
     """Strided and Fortran-ordered buffers and values, structured dtypes, and readers without a buffer."""
-    small_chunks(monkeypatch)
     base = octets(12 * 20_000, 1, 1)
     forms = [
         (lambda: np.frombuffer(base.tobytes(), "i4,f8"), lambda x: np.zeros((len(x), 2), x.dtype)[:, 0]),
@@ -147,9 +119,8 @@ def test_any_layout(ranks: Any, monkeypatch: Any) -> None:
     ranks(3, work)
 
 
-def test_what_does_not_fit_is_not_touched(ranks: Any, monkeypatch: Any) -> None:
+def test_what_does_not_fit_is_not_touched(ranks: Any) -> None:
     """One wrong buffer: all ranks raise before anything is written."""
-    small_chunks(monkeypatch)
 
     def work(c: Communicator) -> None:
         x = octets(3 * CHUNK, c.rank, 0)
@@ -190,9 +161,8 @@ def repeat(c: Communicator, operation: str) -> Any:
 @pytest.mark.fault("F3")
 @pytest.mark.time_limit(60)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_killed_in_the_middle(outcomes: Any, monkeypatch: Any, operation: str) -> None:
-    """Kill -9, an interrupt or an error between two rounds: the others are told who it was."""
-    small_chunks(monkeypatch)
+def test_killed_in_the_middle(outcomes: Any, operation: str) -> None:
+    """Kill -9, an interrupt or an error in the middle: the others are told who it was."""
     victim = 2  # the root: of the others not all bring something
     for action, nth in (("kill", 5), ("interrupt", 6), ("raise", 7)):
         found = outcomes(3, lambda c: repeat(c, operation), faults=f"half_payload:{victim}:{nth}:{action}")
