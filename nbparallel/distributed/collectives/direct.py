@@ -275,22 +275,6 @@ class KeptBuffer:
             piece = slice(first, min(first + share, high))
             yield piece, [buffer[: piece.stop - first] for buffer in buffers]
 
-    def broadcast(self, protocol: SlotProtocol, octets: AnyArray, root: int, handle: bytes) -> None:
-        """Fill an array of bytes with that of `root`, which has left the `handle` that `offer` returned.
-
-        The root copies a piece in while the others copy the one before out of the other half of its buffer.
-        """
-        own, half = self._own if protocol.index == root else None, PIECE // 2
-        memory = self._attach(handle) if own is None else own
-        for begin in range(0, octets.size, half):
-            place, ahead = begin % PIECE, octets[begin + half : begin + PIECE]
-            if own is None:
-                part = octets[begin : begin + half]
-                part[...] = memory[place : place + part.size]
-            elif begin:
-                memory[half - place : half - place + ahead.size] = ahead
-            protocol.synchronize()
-
     def _attach(self, handle: bytes) -> AnyArray:
         memory = self._attached.get(handle)
         if memory is None:

@@ -89,6 +89,18 @@ def form_word(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") | 2
 
 
+def packed_payload(payload: Payload) -> bytes:
+    """Return a payload as bytes."""
+    return _PAYLOAD.pack(payload.kind, len(payload.meta)) + payload.meta + payload.body
+
+
+def message_of(data: memoryview, writer: int) -> Envelope:
+    """Return a member's payload; its body is a view of these bytes."""
+    kind, length = _PAYLOAD.unpack_from(data)
+    middle = _PAYLOAD.size + length
+    return Envelope(writer, 0, kind, 0, 0, bytes(data[_PAYLOAD.size : middle]), data[middle:])
+
+
 @dataclass(slots=True)
 class ExchangeRecordBuilder:
     """A record that is being written."""
@@ -110,7 +122,7 @@ class ExchangeRecordBuilder:
 
     def pack(self) -> bytes:
         """Return the record as bytes."""
-        bodies = [_PAYLOAD.pack(p.kind, len(p.meta)) + p.meta + p.body for p in self.payloads]
+        bodies = [packed_payload(payload) for payload in self.payloads]
         spans = [_SPAN.pack(*span) for span in self.reads]
         if self.writes:
             spans += [_SPAN.pack(segment | _WRITES, start, stop) for segment, start, stop in self.writes]
@@ -202,10 +214,7 @@ class ExchangeRecord:
         at = reader if self._payloads > 1 else 0
         table = _HEAD.size + 8 * (self._brought + self._expected) + _SPAN.size * self._spans
         start, stop = struct.unpack_from("<QQ", self._data, table + 8 * at)
-        kind, length = _PAYLOAD.unpack_from(self._data, start)
-        middle = start + _PAYLOAD.size + length
-        meta = bytes(self._data[start + _PAYLOAD.size : middle])
-        return Envelope(writer, 0, kind, 0, 0, meta, self._data[middle:stop])
+        return message_of(self._data[start:stop], writer)
 
 
 # Writing one member's record for an exchange: what it sends, what it expects, what memory it uses.
@@ -295,6 +304,14 @@ class ExchangeWriter:
                 writes.append((location.segment, location.start, location.stop))
         builder.writes = joined(writes) if writes else writes
 
+    def leave(self, x: Any) -> Payload:
+        """Return a value as a payload of a slot of its own, for all other members."""
+        array, self._lent = as_plain_array(x), 0
+        used = OVERHEAD + (0 if array is None else len(self._packer.meta(array)))
+        offer = functools.partial(self._offer, range(self._size))
+        room = self._protocol.payload_nbytes - used
+        return self._packer.leave(x, room, view=False, readers=self._size - 1, offer=offer)
+
     def _offer(self, takers: Sequence[int], array: AnyArray) -> bytes:
         """Return where takers find an array: in its place, or in this rank's buffer; empty: nowhere."""
         place = self._in_place.offer_to(takers, array)
@@ -349,7 +366,7 @@ class Exchange:
         self._filled: dict[int, bool] = {}
         """Whether all takers of the last call filled arrays, by its fingerprint: the next call expects it."""
         self._packer = Packer(context, protocol.payload_nbytes)
-        self._writer = ExchangeWriter(context, protocol, self._packer, in_place, buffer)
+        self.writer = ExchangeWriter(context, protocol, self._packer, in_place, buffer)
         self._held: deque[tuple[int, object]] = deque()
 
     def __call__(self, movement: Movement, deadline_ns: int | None) -> list[Any]:
@@ -358,8 +375,8 @@ class Exchange:
         self.release()
         values = _copied_if_overlapping(movement.values, movement.outputs)
         filled = self._filled.get(movement.fingerprint.word, False)
-        builder = self._writer.write(movement, values, filled=filled, waits=not movement.view)
-        record = self._writer.pack(builder)
+        builder = self.writer.write(movement, values, filled=filled, waits=not movement.view)
+        record = self.writer.pack(builder)
         protocol.deadline_ns = deadline_ns
         protocol.begin(movement.operation, movement.fingerprint, context.call_site.line())
         if builder.keepalive:
@@ -408,8 +425,8 @@ class Exchange:
         """Return the record of a call, with copies: the caller may change its arrays and objects."""
         self.release()
         copies = [copied(x) for x in movement.values]
-        builder = self._writer.write(movement, copies)
-        return PreparedRecord(self._writer.pack(builder), builder.keepalive, copies)
+        builder = self.writer.write(movement, copies)
+        return PreparedRecord(self.writer.pack(builder), builder.keepalive, copies)
 
     def post(self, movement: Movement, record: PreparedRecord, line: int) -> PendingSlot:
         """Write a record and arrive; there must be a free slot."""
@@ -494,7 +511,18 @@ class Exchange:
             array = as_plain_array(own)
             if array is not None:
                 return _from_itself(own, array, output, view=movement.view)
-        message = record.payload(source, index)
+        return self.take(record.payload(source, index), source, output, fetched, view=movement.view)
+
+    def take(
+        self,
+        message: Envelope,
+        source: int,
+        output: AnyArray | None,
+        fetched: list[int],
+        *,
+        view: bool = False,
+    ) -> Any:
+        """Return the value of a message from another member, or the `output`, which is filled."""
         if message.kind == PLACE:
             return self._fetch(message, source, output, fetched)
         if output is not None:
@@ -504,10 +532,10 @@ class Exchange:
             return output
         if message.kind == VIEW:
             if brings_tensor(message):
-                return self._packer.unpack(message) if movement.view else self._packer.copy_tensor(message)
+                return self._packer.unpack(message) if view else self._packer.copy_tensor(message)
             array = self._context.memory.attach_view(message.body)
             self._in_place.try_to_read(source, array.nbytes)
-            return _read_only(array) if movement.view else np.array(array, order="C")
+            return _read_only(array) if view else np.array(array, order="C")
         if message.kind == OBJECT:
             message.body = bytes(message.body)
         return self._packer.unpack(message)

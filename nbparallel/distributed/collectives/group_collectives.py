@@ -54,9 +54,9 @@ class GroupCollectives:
             operation: MaxLoc(context, protocol, buffer, in_place, operation)
             for operation in (Operation.maxloc, Operation.minloc)
         }
-        self._broadcast = Broadcast(context, protocol, buffer, in_place)
         self._reduce = Reduce(context, protocol, buffer, in_place)
         self._exchange = Exchange(context, pending_slots, in_place, buffer)
+        self._broadcast = Broadcast(context, protocol, self._exchange, in_place)
         self._movements = Movements(area.ranks, area.index)
         self.nonblocking = NonblockingCalls(area.ranks, area.index)
         self.pending = ProgressEngine(pending_slots, self._exchange, self._changed)
