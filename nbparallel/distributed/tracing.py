@@ -19,8 +19,6 @@ ends, for readers while the cell runs.  Calls without the tracer are counted by 
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import time
 from collections import deque
@@ -263,21 +261,8 @@ def operation_of(name: str) -> Operation:
     return max(known, key=lambda operation: len(operation.name), default=Operation.none)
 
 
-def inspect_parameters(operations: Iterable[Callable[..., Any]]) -> None:
-    """Inspect the operations' parameters, before this process is forked or its first cell begins."""
-    for operation in operations:
-        _peer_parameter(operation)
-
-
-def peer_argument(method: Callable[..., Any]) -> tuple[int, str]:
+def peer_argument(method: Any) -> tuple[int, str]:
     """Return position and keyword of an operation's root or other rank; (-1, "") if it has none."""
-    place, name = _peer_parameter(getattr(method, "__func__", method))
-    return (place - 1 if place > 0 and hasattr(method, "__func__") else place), name
-
-
-@functools.cache
-def _peer_parameter(function: Callable[..., Any]) -> tuple[int, str]:
-    for place, name in enumerate(inspect.signature(function).parameters):
-        if name in ("dst", "src"):
-            return place, name
-    return -1, ""
+    code = method.__func__.__code__  # `inspect.signature` would take each rank milliseconds
+    parameters = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    return next(((i, name) for i, name in enumerate(parameters) if name in ("dst", "src")), (-1, ""))

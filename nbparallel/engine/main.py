@@ -345,12 +345,10 @@ def prepare() -> None:
     import numpy.random  # noqa: F401
 
     from nbparallel import distributed  # noqa: F401
-    from nbparallel.distributed import communicator, tracing
     from nbparallel.engine import environment
 
     environment.find_blas()
     JOBLIB.install()
-    tracing.inspect_parameters(getattr(communicator.Communicator, name) for name in communicator.TRACED)
     prepared_shell = shells.make()
     prepared_shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
 

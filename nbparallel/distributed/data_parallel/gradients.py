@@ -400,7 +400,7 @@ def average(
     """
     plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.all_reduce
     declares = gradients.weight is not None or gradients.foreign or not plan.buckets
-    if declares and not compared:  # it meets the first bucket of those who declare nothing, and all go on
+    if declares and not compared:  # it meets the first bucket of ranks that declare nothing, and all go on
         reduction.run(np.zeros(1), _DECLARES, deadline_ns)
     elif not compared and average_buckets(reduction, arrays, plan, deadline_ns):
         return
