@@ -277,10 +277,10 @@ class HostRun(TaskRun):
             self.task = self.task or tasks[self.hosts[host][0]]
             names = self._host_pool.hosts.hosts if whole and runs_user_code(self.task) else ()
             task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, names)
-            parts[host] = pickle.dumps(task, 5)
+            parts[host] = pickle.dumps((task,), 5)
         self.running = list(self.hosts)
         self._host_pool.links.task = number
-        for host, reply in self._host_pool.send_task(parts).items():
+        for host, reply in self._host_pool.cluster.call("task", parts, ANSWER_SECONDS).items():
             if reply.error or reply.silent:
                 reason = reply.error or f"it did not take the task within {ANSWER_SECONDS:g} s"
                 self._lose(host, reason, silent=reply.silent)
@@ -329,21 +329,22 @@ class HostRun(TaskRun):
             elif kind == "ended":
                 self._end(host, *rest[1:])
 
-    def _end(self, host: str, nbytes: int, inline: bytes) -> None:
+    def _end(self, host: str, inline: bytes) -> None:
         try:
-            report: HostReport = pickle.loads(inline or self._host_pool.take_report(host, nbytes))
+            report = inline or self._host_pool.ask("take", {host: ()}, ANSWER_SECONDS)[host]
         except StartError as error:
             self._lose(host, str(error))
             return
+        ended: HostReport = pickle.loads(report)
         self.running.remove(host)
-        self.outcomes.update({outcome.rank: outcome for outcome in report.outcomes})
-        if report.error:
-            self._fail(host, InternalError(f"host {host}: {report.error}"))
-        self.request.notes.extend(note for note in report.notes if note not in self.request.notes)
+        self.outcomes.update({outcome.rank: outcome for outcome in ended.outcomes})
+        if ended.error:
+            self._fail(host, InternalError(f"host {host}: {ended.error}"))
+        self.request.notes.extend(note for note in ended.notes if note not in self.request.notes)
         steps = self.escalation
-        steps.interrupted |= report.interrupted
-        steps.timed_out |= report.timed_out
-        steps.interrupted_for_peer |= report.freed
+        steps.interrupted |= ended.interrupted
+        steps.timed_out |= ended.timed_out
+        steps.interrupted_for_peer |= ended.freed
         ranks = self.hosts[host]
         if not all(self.outcomes[rank].ok for rank in ranks):
             self._host_pool.changed.add(

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 import nbparallel
-from nbparallel.cluster.contract import MOST_EVENT, MOST_PIECE
 from nbparallel.errors import rank_list
 from nbparallel.wire.control import FailureKind
 from nbparallel.wire.messages import Outcome, RankFailure, Task
 
+MOST_EVENT = 16 << 10
+"""Bytes of an event: the scheduler keeps the last 1000 of a session."""
 _MORE, _LAST = b"\1", b"\0"
 """First byte of an event: whether the message goes on in the next one."""
 SAME_ERRORS = {
@@ -26,10 +27,19 @@ SAME_ERRORS = {
 }
 """By name: errors that ranks of other hosts raise with the same text."""
 INLINE = MOST_EVENT - 2048
-"""Bytes of a report that travel with the event about a task's end; more is taken in pieces."""
+"""Bytes of a report that travel with the event about a task's end; more is asked for."""
 
-PIECE = MOST_PIECE - 4096
-"""Bytes of a task or report in one call, so that what is around them has room as well."""
+
+@dataclass(frozen=True, slots=True)
+class NodeReply:
+    """What became of a call on one host."""
+
+    data: bytes = b""
+    """What the node returned."""
+    error: str = ""
+    """What it raised instead, as text; empty: nothing."""
+    silent: bool = False
+    """Whether there was no answer in time; the call may still be performed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbparallel.cluster.contract import Anchor, Cluster, NodeReply
-from nbparallel.cluster.host_messages import PIECE, EventJoiner, versions
-from nbparallel.cluster.node_process import NODE
+from nbparallel.cluster.host_messages import EventJoiner, versions
 from nbparallel.errors import (
     NO_RANKS,
     STOPPED,
@@ -35,6 +33,9 @@ from nbparallel.session.output import TaskOutput
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
+
+if TYPE_CHECKING:
+    from nbparallel.cluster.dask.dask_cluster import DaskAnchor, DaskCluster
 
 # Calls that take long, side by side, which an interrupt does not wait for.
 
@@ -98,7 +99,7 @@ class LinkTable:
     task = -1
     """Number of the last task that was sent."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: DaskCluster) -> None:
         self._cluster = cluster
         self._pairs: dict[tuple[str, str], int] = {}
         """By names in order: the last task that does not use their link."""
@@ -151,7 +152,7 @@ class HostPool:
 
     Parameters
     ----------
-    cluster : Cluster
+    cluster : DaskCluster
         It belongs to this object.
     hosts : WorldPlace
         Where ranks are to be.
@@ -168,7 +169,7 @@ class HostPool:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: DaskCluster,
         hosts: WorldPlace,
         start_method: str,
         names: NameDelivery,
@@ -185,7 +186,7 @@ class HostPool:
         self.changed: set[str] = set()  # hosts on which ranks have died since the last task
         self.heard: set[str] = set()  # hosts of which something has come since this was cleared
         self._names, self._output_of = names, output_of
-        self._anchors: dict[str, Anchor] = {}
+        self._anchors: dict[str, DaskAnchor] = {}
         self._joiners: dict[str, EventJoiner] = {}
         self._given_up: frozenset[str] = frozenset()  # hosts that were lost since they did not answer
         self._silent: set[str] = set()  # hosts of which the last call of `ask` got no answer
@@ -216,6 +217,9 @@ class HostPool:
                     output.stream(rank, kind, what)
                 else:
                     output.display(rank, what)
+
+    def unlinked(self, host: str, other: str, task: int) -> None:
+        self.messages.put((host, ("unlinked", other, task)))
 
     def lost(self, host: str, reason: str) -> None:
         self.messages.put((host, ("lost", reason)))
@@ -326,7 +330,7 @@ class HostPool:
         abandoned = threading.Event()
 
         def anchor(host: str) -> None:
-            made = self._anchors[host] = self.cluster.anchor(host, NODE)
+            made = self._anchors[host] = self.cluster.anchor(host)
             if abandoned.is_set():
                 made.release()
 
@@ -367,7 +371,7 @@ class HostPool:
 
     def _try_replace(self, host: str, interrupts: InterruptCounter) -> bool:
         """Start the ranks of a lost host if a host can be found for them; return whether they run."""
-        there = [other.name for other in self.cluster.hosts()]
+        there = self.cluster.hosts()
         unused = [other for other in there if other not in self.hosts.hosts]
         found = host if host in there else next(iter(unused), None)
         if found is None:
@@ -433,28 +437,6 @@ class HostPool:
         self.links.forget(host)
         if (anchor := self._anchors.pop(host, None)) is not None:
             anchor.release(give_up=silent)
-
-    def send_task(self, data: Mapping[str, bytes]) -> dict[str, NodeReply]:
-        """Send hosts their parts of a task, the large ones in pieces; return what they replied."""
-        failed, first = dict[str, NodeReply](), True
-        left = {host: memoryview(part) for host, part in data.items()}
-        while large := [host for host, part in left.items() if len(part) > PIECE]:
-            parts = {host: pickle.dumps((first, bytes(left[host][:PIECE])), 5) for host in large}
-            for host, reply in self.cluster.call("put", parts, ANSWER_SECONDS).items():
-                left[host] = left[host][PIECE:]
-                if reply.error or reply.silent:
-                    failed[host] = reply
-                    del left[host]
-            first = False
-        parts = {host: pickle.dumps((bytes(part),), 5) for host, part in left.items()}
-        return failed | self.cluster.call("task", parts, ANSWER_SECONDS)
-
-    def take_report(self, host: str, nbytes: int) -> bytes:
-        """Return a report that is too large for an event."""
-        report = bytearray()
-        while len(report) < nbytes:
-            report += self.ask("take", {host: (len(report),)}, ANSWER_SECONDS)[host]
-        return bytes(report)
 
     def host_of(self, rank: int) -> str:
         """Return the name of a rank's host."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from nbparallel.cluster.contract import Cluster, Host
 from nbparallel.cluster.host_dispatch import HostDispatcher, HostNames
 from nbparallel.cluster.host_pool import NEW_LINE, HostPool
 from nbparallel.errors import NO_RANKS, HostBoundaryError
@@ -16,6 +14,7 @@ from nbparallel.session.monitoring.session_views import SessionViews
 from nbparallel.wire.identity import WorldPlace
 
 if TYPE_CHECKING:
+    from nbparallel.cluster.dask.dask_cluster import DaskCluster
     from nbparallel.session.diagnostics.doctor import Finding
     from nbparallel.session.monitoring.activity import SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
@@ -59,22 +58,23 @@ def make_parts(
         raise
 
 
-def find_adapter(cluster: Any) -> Cluster:
-    """Return a cluster of ours as it is, one of Dask's adapted."""
-    if isinstance(cluster, Cluster):
-        return cluster
+def find_adapter(cluster: Any) -> DaskCluster:
+    """Return a cluster of Dask's adapted; what has anchors itself, as that of the tests, as it is."""
+    if hasattr(cluster, "anchor"):
+        return cast("DaskCluster", cluster)
     homes = {base.__module__.partition(".")[0] for base in type(cluster).__mro__}
     if homes.isdisjoint(_ADAPTED) or "distributed" not in sys.modules:
         raise TypeError(
             f"cluster must be a Client of dask.distributed or one of its clusters, not "
             f"{type(cluster).__name__} {cluster!r}"
         )
-    adapter: Any = importlib.import_module("nbparallel.cluster.dask.dask_cluster")
-    return cast(Cluster, adapter.DaskCluster(cluster))
+    from nbparallel.cluster.dask.dask_cluster import DaskCluster
+
+    return DaskCluster(cluster)
 
 
 def place_ranks(
-    hosts: tuple[Host, ...], world_size: int | None, ranks_per_host: int | None, max_hosts: int | None
+    hosts: Mapping[str, int], world_size: int | None, ranks_per_host: int | None, max_hosts: int | None
 ) -> WorldPlace:
     """Return which ranks stand on which hosts: host by host, in order of their names.
 
@@ -83,28 +83,27 @@ def place_ranks(
     TypeError, ValueError
         A number is none, or does not fit the hosts.
     """
-    for name, number in (("ranks_per_host", ranks_per_host), ("max_hosts", max_hosts), ("n", world_size)):
+    for what, number in (("ranks_per_host", ranks_per_host), ("max_hosts", max_hosts), ("n", world_size)):
         if number is None:
             continue
         if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"{name} must be an integer, not {type(number).__name__}")
+            raise TypeError(f"{what} must be an integer, not {type(number).__name__}")
         if number < 1:
-            raise ValueError(f"{name} must be at least 1, not {number}")
+            raise ValueError(f"{what} must be at least 1, not {number}")
     if (len(hosts) if max_hosts is None else max_hosts) > MOST_HOSTS:
         asked = f"the cluster has {len(hosts)}" if max_hosts is None else f"max_hosts is {max_hosts}"
         raise ValueError(
             f"a session has at most {MOST_HOSTS} hosts, and {asked}: pass max_hosts={MOST_HOSTS}"
         )
-    chosen = hosts[:max_hosts]
-    sizes = [ranks_per_host or host.cpus for host in chosen]
-    most = sum(sizes)
+    chosen = {name: ranks_per_host or cpus for name, cpus in list(hosts.items())[:max_hosts]}
+    most = sum(chosen.values())
     if world_size is not None and world_size > most:
-        listed = ", ".join(f"{size} on {host.name}" for host, size in zip(chosen, sizes, strict=True))
+        listed = ", ".join(f"{size} on {name}" for name, size in chosen.items())
         raise ValueError(f"{world_size} ranks do not fit these hosts, which take {most}: {listed}")
     firsts, names = [0], []
-    for host, size in zip(chosen, sizes, strict=True):
+    for name, size in chosen.items():
         if world_size is None or firsts[-1] < world_size:
-            names.append(host.name)
+            names.append(name)
             firsts.append(min(firsts[-1] + size, most if world_size is None else world_size))
     return WorldPlace(tuple(names), tuple(firsts), 0)
 

@@ -29,7 +29,7 @@ from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.outcomes import death_failure, record_of
-from nbparallel.session.tasks.task_run import TaskRequest, TaskRun, TaskWatch
+from nbparallel.session.tasks.task_run import TaskRequest, TaskRun
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
@@ -162,7 +162,7 @@ class NodeSession(Session):
             return self.arrays.lack(wanted, self._ensure(interrupts).supervisor.broker)
 
     def perform_task(
-        self, task: HostTask, output: TaskOutput, begun: Callable[[], None], door: TaskWatch | None
+        self, task: HostTask, output: TaskOutput, begun: Callable[[], None], fds: tuple[int, ...]
     ) -> HostReport:
         """Perform one task of the kernel's; calls `begun` when interrupts reach it."""
         options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
@@ -175,9 +175,7 @@ class NodeSession(Session):
             notes = self._ranks.take_notes()
             broker = pool.supervisor.broker
             tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
-            request = TaskRequest(
-                task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, watch=door
-            )
+            request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)
             try:
                 with self._failing:

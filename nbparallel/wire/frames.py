@@ -58,12 +58,8 @@ class DoorKind(enum.IntEnum):
     """A part of a stream."""
     ENDED = 2
     """All ranks of that host have ended the cell well: no frame follows."""
-    FAILED = 3
-    """They have ended it, at least one with an error."""
-    CLOSED = 4
+    CLOSED = 3
     """The link with that host is closed."""
-    LAST = 5
-    """To the node, by itself: what stands behind this comes too late."""
 
 
 class Kind(enum.IntEnum):

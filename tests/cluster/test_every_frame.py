@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster.contract import Link
 from nbparallel.errors import NbParallelError, ParallelError
 from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.testing.processes import read
@@ -30,19 +29,6 @@ z = broadcast(np.full(150_000, 1.0 * number) if rank == 1 else None, 1)
 """
 
 
-class WatchedLink:
-    """A link that calls a function before each frame that it sends."""
-
-    def __init__(self, link: Link, before: Callable[[], None]) -> None:
-        self._link, self._before = link, before
-        self.receive, self.close = link.receive, link.close
-
-    def send(self, *buffers: bytes | memoryview) -> None:
-        """Send, as a link does."""
-        self._before()
-        self._link.send(*buffers)
-
-
 class WatchedLoopback(Loopback):
     """A cluster that counts frames between hosts, and does something at one of them."""
 
@@ -53,11 +39,10 @@ class WatchedLoopback(Loopback):
         self._counting = threading.Lock()
 
     def link(self, one: str, other: str, timeout: float) -> None:
-        """Connect two hosts by links that are watched."""
+        """Connect two hosts, and watch."""
         super().link(one, other, timeout)
         for mine, theirs in ((one, other), (other, one)):
-            links = self.nodes[mine].links
-            links[theirs] = WatchedLink(links[theirs], self._count)  # type: ignore[assignment]
+            self.nodes[mine].connections[theirs].before = self._count
 
     def arm(self, at: int, strike: Callable[[], None]) -> None:
         """Have something happen at the frame of this number from now on, in the thread that sends it."""
@@ -103,7 +88,7 @@ def frames_of_a_cell() -> int:
 def strike(fault: str, cluster: Loopback, host: str, pid: int, press: Callable[[], None]) -> None:
     """Have a fault happen, on a host or the link with it."""
     if fault == "link":
-        cluster.nodes["a"].links[host].close()
+        cluster.nodes["a"].connections[host].abort()
     elif fault == "host":
         threading.Thread(target=cluster.lose, args=(host,)).start()  # it waits for this thread
     elif fault == "rank":

@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.cluster import host_dispatch
-from nbparallel.cluster.contract import NodeReply
+from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.cluster.node_session import NodeArrays
 from nbparallel.errors import HostLostError, SharedMemoryFullError, UnknownNameError
 from nbparallel.sharing import current_store

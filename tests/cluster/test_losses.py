@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster.contract import EventHandler
 from nbparallel.cluster.node import Node
 from nbparallel.errors import HostLostError, ParallelError
 from nbparallel.testing.waiting import wait_until
@@ -93,7 +92,7 @@ def test_a_loss_that_is_known_only_when_hosts_are_connected(monkeypatch: pytest.
 
     with nbp.Session(cluster=cluster, max_hosts=2) as session:
         session.run("barrier()")
-        cluster.nodes["a"].links["b"].close()
+        cluster.nodes["a"].break_link("b")
         wait_until(lambda: session_messages(session).qsize() == 2)
         monkeypatch.setattr(Loopback, "link", lose_first)
         result = session.run("all_gather(rank)")
@@ -235,20 +234,20 @@ class LateLoopback(Loopback):
 
     def __init__(self) -> None:
         super().__init__(["a", "b"], cpus=1)
-        self.kept: list[bytes] = []
+        self.kept: list[Any] = []
         self.links = 0
 
-    def events(self, handler: EventHandler) -> None:
+    def events(self, handler: Any) -> None:
         """Pass on all other events."""
-        self.handler, self.lost = handler, handler.lost
+        self.handler, self.event, self.lost = handler, handler.event, handler.lost
         super().events(self)
 
-    def event(self, host: str, data: bytes) -> None:
+    def unlinked(self, host: str, *what: Any) -> None:
         """Take an event."""
-        if host == "b" and b"unlinked" in data:
-            self.kept.append(data)
+        if host == "b":
+            self.kept.append((host, *what))
         else:
-            self.handler.event(host, data)
+            self.handler.unlinked(host, *what)
 
     def link(self, one: str, other: str, timeout: float) -> None:
         """Connect two hosts."""
@@ -261,14 +260,14 @@ def test_a_late_word_of_a_link_that_was_replaced() -> None:
     cluster = LateLoopback()
     with nbp.Session(cluster=cluster) as session:
         assert session.run("all_reduce(rank)").values == [1, 1]
-        cluster.nodes["a"].links["b"].close()
+        cluster.nodes["a"].break_link("b")
         wait_until(lambda: cluster.kept and not session_messages(session).empty())
         assert session.run("all_reduce(rank)").values == [1, 1]
         assert cluster.links == 2
-        cluster.handler.event("b", cluster.kept.pop())
+        cluster.handler.unlinked(*cluster.kept.pop())
         assert session.run("all_reduce(rank)").values == [1, 1]
         assert cluster.links == 2
-        cluster.nodes["b"].links["a"].close()
+        cluster.nodes["b"].break_link("a")
         wait_until(lambda: cluster.kept and not session_messages(session).empty())
         assert session.run("all_reduce(rank)").values == [1, 1]
         assert cluster.links == 3

@@ -21,9 +21,9 @@ from typing import Any
 
 import distributed
 
-from nbparallel.cluster.contract import EventHandler, Host, NodeReply
 from nbparallel.cluster.dask.node_plugin import add_plugin, hold
 from nbparallel.cluster.dask.worker_node import LARGE, packed
+from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.errors import StartError
 
 START_SECONDS = 120.0
@@ -48,7 +48,10 @@ class DaskAnchor:
         """The error of calls to it once it is released."""
 
     def release(self, *, give_up: bool = False) -> None:
-        # docstring inherited
+        """End the node, and everything that it has started; does not wait (idempotent).
+
+        With `give_up` the host has not answered: it is not listed any more until it is started anew.
+        """
         self.released = True
         self.given_up |= give_up
         self.future.release()
@@ -83,7 +86,8 @@ class DaskCluster:
         self._count = itertools.count()
         self._scheduler = ""
         """Its id: it has another one after a restart."""
-        self._handler: EventHandler | None = None
+        self._handler: Any = None
+        """The session's `HostPool`."""
         self._watches: list[tuple[DaskAnchor, concurrent.futures.Future[None]]] = []
         try:
             self._on_loop(asyncio.sleep(0)).result(LOOP_SECONDS)
@@ -92,9 +96,9 @@ class DaskCluster:
                 "the client's event loop does not run: make a client in this process, after it was forked"
             ) from None
 
-    def hosts(self) -> tuple[Host, ...]:
-        # docstring inherited
-        return tuple(Host(name, sum(w["nthreads"] for w in some)) for name, some in self._by_host().items())
+    def hosts(self) -> dict[str, int]:
+        """Return how many ranks each machine that is there now is meant to hold, in order of their names."""
+        return {name: sum(w["nthreads"] for w in some) for name, some in self._by_host().items()}
 
     def _by_host(self) -> dict[str, list[dict[str, Any]]]:
         """Return the workers of each host, hosts by name."""
@@ -152,8 +156,8 @@ class DaskCluster:
             "processes=False to keep it"
         )
 
-    def events(self, handler: EventHandler) -> None:
-        # docstring inherited
+    def events(self, handler: Any) -> None:
+        """Pass to `handler` what nodes emit, for each in order; called once, before the first anchor."""
         self._handler = handler
         self._client.subscribe_topic(self._topic, self._on_event)
 
@@ -162,10 +166,13 @@ class DaskCluster:
         key = message.get("key") if isinstance(message, dict) else None  # any client can log to any topic
         anchor = self._anchors.get(str(key).partition("/")[2].partition("/")[2])
         if self._handler is not None and anchor is not None and anchor.key == key:  # not an earlier node's
-            self._handler.event(anchor.host, message["data"])
+            if "data" in message:
+                self._handler.event(anchor.host, message["data"])
+            else:
+                self._handler.unlinked(anchor.host, *message["unlinked"])
 
-    def anchor(self, host: str, node: str) -> DaskAnchor:
-        # docstring inherited
+    def anchor(self, host: str) -> DaskAnchor:
+        """Start a node, and hold its host until the anchor is released; StartError if that is impossible."""
         workers = self._by_host().get(host)
         if not workers:
             raise StartError(f"host {host} is not in the cluster any more")
@@ -190,7 +197,7 @@ class DaskCluster:
         if (former := self._anchors.get(host)) is not None:
             former.release()  # of a start that was interrupted
         self._anchors[host] = anchor
-        start = {"op": "nbp_start", "key": key, "host": host, "spec": node}
+        start = {"op": "nbp_start", "key": key, "host": host}
         try:
             self._await_node(anchor, self._on_loop(self._broadcast(start, anchor)))
         except BaseException:
@@ -221,7 +228,11 @@ class DaskCluster:
         anchor.release()  # after that: a thread that sees it released finds the loss
 
     def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
-        # docstring inherited
+        """Have nodes handle calls, all at once, and return what each replied.
+
+        Calls to one node begin in order, and the next does not wait for the end of the one before.  With a
+        `timeout` of 0 nothing is waited for.
+        """
         groups: dict[Any, list[DaskAnchor]] = {}
         for host, part in data.items():
             if (anchor := self._living(host)) is not None:
@@ -256,7 +267,7 @@ class DaskCluster:
         return [_reply(replies[worker]) for worker in workers]
 
     def link(self, one: str, other: str, timeout: float) -> None:
-        # docstring inherited
+        """Connect two hosts; StartError if they cannot be."""
         near, far = self._living(one), self._living(other)
         if near is None or far is None:
             raise StartError(f"hosts {one} and {other} cannot reach each other: one of them is lost")
@@ -272,7 +283,7 @@ class DaskCluster:
             raise StartError(f"the workers of hosts {one} and {other} cannot reach each other: {reason}")
 
     def close(self) -> None:
-        # docstring inherited
+        """Release every anchor, wait a moment for the ends of nodes, forget the handler (idempotent)."""
         for anchor in list(self._anchors.values()):  # another thread may still make one
             anchor.release()
         if self._handler is not None:

@@ -49,7 +49,7 @@ class NodePlugin(distributed.WorkerPlugin):
         """Return what is set when the anchor of this key is released; from any thread."""
         return self.anchors.setdefault(key, threading.Event())
 
-    async def start(self, key: str, host: str, spec: str) -> dict[str, Any]:
+    async def start(self, key: str, host: str) -> dict[str, Any]:
         """Start a node, once its anchor holds."""
         deadline = time.monotonic() + ANCHOR_SECONDS
         while key not in self.anchors:
@@ -57,7 +57,7 @@ class NodePlugin(distributed.WorkerPlugin):
                 return {"error": f"its worker took no task in {ANCHOR_SECONDS:.0f} s: its threads are busy"}
             await asyncio.sleep(0.005)
         node = WorkerNode(key, host, self._worker)
-        problem = await node.start(spec)
+        problem = await node.start()
         if problem:
             return {"error": problem}
         if self.anchors[key].is_set():

@@ -1,4 +1,4 @@
-"""A node as the worker of its host sees it: a child process, a socket to it, connections with other workers.
+"""A node as the worker of its host sees it: a child process, sockets to it, connections with other workers.
 
 Two facts about distributed (its source): a read or write of a connection that is cancelled aborts it, so
 nothing here is cancelled but by the end of the loop; a connection that a handler is given is the worker's
@@ -13,14 +13,15 @@ import json
 import socket
 import subprocess
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from distributed.comm.core import connect
 from distributed.protocol import to_serialize
 
-from nbparallel.cluster.node_process import SIZES, last_lines, pack_head, start_process
+from nbparallel.cluster.host_links import HostLinks, receive_all, send_all
+from nbparallel.cluster.node_port import SIZES, pack_head
+from nbparallel.cluster.node_process import last_lines, start_process
 
 NODE_SECONDS = 60.0
 """How long the process of a node may take to import what it needs."""
@@ -37,28 +38,32 @@ def packed(content: Any) -> Any:
 
 
 class WorkerNode:
-    """A node as its worker sees it: a child process, and the socket to it.
+    """A node as its worker sees it: a child process, and the sockets to it.
 
     It is used in the worker's loop only.
     """
 
     def __init__(self, key: str, host: str, worker: Any) -> None:
         self.key, self.host, self._worker = key, host, worker
-        self.topic = key.partition("/")[0]
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self._topic = key.partition("/")[0]
+        self.links = HostLinks(host, packed, lambda *link: self._emit(unlinked=link))
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when the process is gone; says how."""
-        self._started: asyncio.Future[str] = self._loop.create_future()
+        self._started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
         self._sending = asyncio.Lock()
-        self._links: dict[str, Any] = {}
         self._released = False
 
-    async def start(self, spec: str) -> str:
+    def _emit(self, **event: Any) -> None:
+        self._worker.log_event(self._topic, {"key": self.key, **event})
+
+    async def start(self) -> str:
         """Start the process; return why it could not be, or nothing."""
-        self._process, self._socket, self._log = await asyncio.to_thread(start_process, self.host, spec)
+        started = await asyncio.to_thread(start_process, self.host)
+        self._process, self._socket, self._doors, self._log = started
         self._socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._doors, self._take_door)
         self._reading = asyncio.ensure_future(self._read())
         await asyncio.wait([self._started], timeout=NODE_SECONDS)
         problem = self._started.result() if self._started.done() else "its process did not start"
@@ -67,31 +72,45 @@ class WorkerNode:
             await self.end()
         return problem
 
+    def _take_door(self) -> None:
+        data, fds, *_ = socket.recv_fds(self._doors, LARGE, 1)
+        if fds:
+            task, hosts = json.loads(data)
+            self.links.begin(task, hosts, socket.socket(fileno=fds[0]))
+        else:  # the process has ended
+            asyncio.get_running_loop().remove_reader(self._doors)
+
     async def _read(self) -> None:
         """Pass on what the node sends, until it ends."""
         try:
             with contextlib.suppress(OSError, EOFError):  # how it has ended is seen below
                 while True:
-                    length, nbytes = SIZES.unpack(await self._receive(SIZES.size))
-                    head = json.loads(await self._receive(length))
-                    await self._take(await self._receive(nbytes), **head)
-            self._socket.close()
+                    length, nbytes = SIZES.unpack(await receive_all(self._socket, SIZES.size))
+                    head = json.loads(await receive_all(self._socket, length))
+                    self._take(await receive_all(self._socket, nbytes), **head)
+            self._close()
             code = await asyncio.to_thread(self._await_process)
         except asyncio.CancelledError:
             # The loop cancels this as it ends.  A worker that got SIGTERM while its scheduler closed it stays
             # alive then: distributed's `handle_scheduler` waits for a close that was cancelled.
-            self._socket.close()
+            self._close()
             threading.Thread(target=self._await_process, name="nbparallel-node-end", daemon=True).start()
             raise
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         for number in list(self._calls):
             self._settle(number, error="the node has ended")
-        for comm in self._links.values():
-            comm.abort()  # waits for no frozen peer: a call that came while it waited would have no reply
         if not self._started.done():
             self._started.set_result(f"its process ended ({how})")
         reason = f"its node, process {self._process.pid}, ended ({how})\n{last_lines(self._log)}".strip()
         self.ended.set_result("" if self._released else reason)
+
+    def _close(self) -> None:
+        """Close what connects the process (idempotent)."""
+        if self._doors.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._doors)
+        self.links.end()
+        self._doors.close()
+        self._socket.close()
 
     def _await_process(self) -> int:
         """Return the exit code of the process, which ends with its socket, or is killed."""
@@ -101,87 +120,47 @@ class WorkerNode:
             self._process.kill()
             return self._process.wait()
 
-    async def _receive(self, nbytes: int) -> bytearray:
-        """Return so many bytes of the node's, copied once; a stream of asyncio's copies large ones often."""
-        data, at = bytearray(nbytes), 0
-        while at < nbytes:
-            count = await self._loop.sock_recv_into(self._socket, memoryview(data)[at:])
-            if not count:
-                raise EOFError
-            at += count
-        return data
-
-    async def _take(
-        self, content: bytearray, kind: str, name: str = "", number: int = 0, sizes: Sequence[int] = ()
-    ) -> None:
+    def _take(self, content: bytearray, kind: str, number: int = 0) -> None:
         if kind == "event":
-            self._worker.log_event(self.topic, {"key": self.key, "data": bytes(content)})
+            self._emit(data=bytes(content))
         elif kind == "reply":
             self._settle(number, data=bytes(content))
         elif kind == "error":
             self._settle(number, error=content.decode())
-        elif kind in ("started", "failed"):
+        else:  # it has started, or says why it cannot
             self._started.set_result(content.decode())
-        elif (comm := self._links.get(name)) is not None and kind == "link":
-            with contextlib.suppress(OSError):  # it is closed: its reader says so
-                await comm.write({"frame": packed(content), "sizes": sizes})
-        elif comm is not None:
-            await comm.close()
-            self._unlink(name, comm)
 
     def _settle(self, number: int, **reply: Any) -> None:
         if not (call := self._calls.pop(number)).done():  # else it was cancelled with its handler
             call.set_result(reply)
 
-    async def call(self, op: str, data: bytes, kind: str = "call") -> dict[str, Any]:
+    async def call(self, op: str, data: bytes) -> dict[str, Any]:
         """Have the node handle a call; return its reply."""
         if self.ended.done() or self._released:
             return {"error": "the node has ended"}
         self._number += 1
-        reply: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[self._number] = reply
-        await self._send(data, kind, name=op, number=self._number)
+        head = pack_head(len(data), "call", name=op, number=self._number)
+        await asyncio.shield(self._send(head, data))  # whole and in its turn also if the caller is cancelled
         return await reply
 
-    def _send(self, content: Any, kind: str, **what: Any) -> asyncio.Future[None]:
-        """Send one frame, whole and in its turn also if its caller is cancelled."""
-        return asyncio.shield(self._send_parts(pack_head(len(content), kind, **what), content))
-
-    async def _send_parts(self, *parts: Any) -> None:
+    async def _send(self, *parts: Any) -> None:
         async with self._sending:
             with contextlib.suppress(OSError):  # the node is gone: its reader says so
-                for part in parts if sum(map(len, parts)) > LARGE else [b"".join(parts)]:
-                    await self._loop.sock_sendall(self._socket, part)
+                await send_all(self._socket, *parts)
 
     async def link(self, peer: str, comm: Any) -> None:
         """Have a link with a peer over a connection, until either is gone."""
-        await self._set_link(peer, comm)
+        self._connect(peer, comm)
         with contextlib.suppress(OSError):  # it is closed: its reader says so
             await comm.write({"linked": True})
-        await self._read_link(peer, comm)
+        await self.links.read(peer, comm)
 
-    async def _set_link(self, peer: str, comm: Any) -> None:
-        former, self._links[peer] = self._links.get(peer), comm
-        if former is not None:  # only the peer has noticed its end
-            former.abort()
-        await self.call(peer, b"", "linked")
+    def _connect(self, peer: str, comm: Any) -> None:
+        self.links.connect(peer, comm)
         if self.ended.done():  # and with it all links that it had
-            comm.abort()
-
-    async def _read_link(self, peer: str, comm: Any) -> None:
-        """Pass on what comes from a peer."""
-        try:
-            while True:
-                message = await comm.read()
-                await self._send(message["frame"], "link", name=peer, sizes=message["sizes"])
-        except (OSError, KeyError, TypeError):
-            self._unlink(peer, comm)
-            await comm.close()
-
-    def _unlink(self, peer: str, comm: Any) -> None:
-        if self._links.get(peer) is comm:
-            del self._links[peer]
-            self._send(b"", "unlinked", name=peer)
+            self.links.end()
 
     async def connect(self, peer: str, address: str, key: str, timeout: float) -> str:
         """Connect with the node of another host; return why that is impossible, or nothing."""
@@ -192,8 +171,8 @@ class WorkerNode:
                 return "it has no node of this session"
         except (OSError, TimeoutError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
-        await self._set_link(peer, comm)
-        self._linked = asyncio.ensure_future(self._read_link(peer, comm))
+        self._connect(peer, comm)
+        self.links.run(self.links.read(peer, comm))
         return ""
 
     async def end(self) -> None:
@@ -201,10 +180,5 @@ class WorkerNode:
         self._released = True
         with contextlib.suppress(OSError):  # it is closed
             self._socket.shutdown(socket.SHUT_RDWR)  # the node ends when its socket does
-        await asyncio.wait([self.ended], timeout=END_SECONDS)  # not the future, which this would cancel
-        if not self.ended.done():  # what it has sent may be on its way to a worker that takes nothing
-            self._process.kill()
-            for comm in self._links.values():
-                comm.abort()
-            await asyncio.wait([self.ended], timeout=END_SECONDS)
+        await asyncio.wait([self.ended], timeout=2 * END_SECONDS)  # not the future, which this would cancel
         self._log.close()

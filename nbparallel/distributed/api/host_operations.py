@@ -64,7 +64,6 @@ from nbparallel.errors import (
     CollectiveTimeoutError,
     HostLostError,
     NbParallelError,
-    PeerFailedError,
     rank_list,
 )
 from nbparallel.sharing.tensors import is_module, is_tensor
@@ -231,8 +230,6 @@ class HostMeeting:
         while time.monotonic_ns() < limit:
             self._context.check_peers(self._others)
             time.sleep(0.01)
-        if kind is DoorKind.FAILED:
-            return PeerFailedError(f"{rank_list(ranks)} ended the cell with an error", rank=ranks[0])
         reason = "the link between the hosts is closed"
         message = f"{operation} needs {rank_list(ranks)}, and {reason}"
         return HostLostError(message, host=name, ranks=tuple(ranks), reason=reason)

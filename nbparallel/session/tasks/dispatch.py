@@ -80,7 +80,8 @@ class TaskDispatcher:
         """Return a request for a task that is the same for all ranks, and runs on all."""
         number, ranks = self.next_number(), tuple(pool.ranks)
         task, keepalive = make(pool, number, ranks)
-        return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, notes, watch)
+        fds = () if watch is None else watch.fds
+        return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, notes, watch, fds=fds)
 
     def prepare_cell(
         self,
@@ -170,7 +171,6 @@ class TaskDispatcher:
         interrupts.wake = pool.wake
         interrupts.check()
         began, pickled = time.monotonic_ns(), b""
-        fds = () if request.watch is None else request.watch.fds
         self._sent.append(run)
         for rank, handle in handles.items():
             run.handles[rank] = handle
@@ -180,7 +180,7 @@ class TaskDispatcher:
                     number = getattr(task, "execution_count", 0)
                     self.clock = CellClock(number, request.number, request.ranks, began, phase="running")
                 run.task, pickled = task, pickle.dumps(task, 5)
-            handle.send_pickled(Kind.TASK, pickled, fds, epoch=pool.epoch)
+            handle.send_pickled(Kind.TASK, pickled, request.fds, epoch=pool.epoch)
         return run
 
     @contextlib.contextmanager

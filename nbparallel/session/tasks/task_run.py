@@ -63,6 +63,8 @@ class TaskRequest:
     """Follows it."""
     started: float = field(default_factory=time.monotonic)
     """When its preparation began (`time.monotonic`)."""
+    fds: tuple[int, ...] = ()
+    """Descriptors that travel with it."""
 
 
 class TaskRun:

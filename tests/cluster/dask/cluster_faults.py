@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster.contract import NodeReply
+from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.testing.processes import family
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses

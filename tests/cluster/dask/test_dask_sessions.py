@@ -211,3 +211,17 @@ def test_a_killed_kernel_leaves_nothing(dask: DaskProcesses, tmp_path: Path) -> 
     assert len(pids) == 4
     _gone(pids)
     assert dask.client.submit(lambda: 5, pure=False).result(PATIENCE) == 5
+
+
+def test_all_hosts_while_the_client_renews_what_it_knows(dask: DaskProcesses) -> None:
+    """It does so by itself every two seconds, here all the time, and then knows no worker."""
+    from dask import config
+
+    from nbparallel.cluster.dask.dask_cluster import DaskCluster
+
+    there = sorted(worker["name"] for worker in dask.workers().values())
+    with config.set({"distributed.client.scheduler-info-interval": "1ms"}), dask.connect() as client:
+        adapter = DaskCluster(client)
+        for _ in range(100):
+            assert list(adapter.hosts()) == there
+        adapter.close()

@@ -1,4 +1,4 @@
-"""The oldest `distributed` that the extra allows: the contract, cells, a loss, operations over hosts."""
+"""The oldest `distributed` that the extra allows: cells, a loss, operations over hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.time_limit(600), pytest.mark.once]
 ROOT = Path(__file__).resolve().parents[3]
 CHOSEN = [
-    "test_dask_contract.py",
+    "test_dask_sessions.py::test_all_hosts_while_the_client_renews_what_it_knows",
     "test_dask_sessions.py::test_cells_values_output_and_names",
     "test_dask_sessions.py::test_a_killed_worker_is_named_and_replaced",
     "test_dask_operations.py::TestDask::test_random_programs",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster.contract import NodePort
 from nbparallel.errors import HostLostError, ParallelError, StartError
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
-from tests.harness.clusters import ECHO, session_messages
+from tests.harness.clusters import session_messages
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,7 +71,7 @@ def test_a_paused_worker_and_an_empty_cluster_are_refused(
     adapter = dask_cluster.DaskCluster(dask.client)
     _change_status(monkeypatch, dask.client.scheduler, "paused", "b")
     with pytest.raises(StartError, match="host b takes no tasks: its workers are paused"):
-        adapter.anchor("b", ECHO)
+        adapter.anchor("b")
     _change_status(monkeypatch, dask.client.scheduler, "gone")
     with pytest.raises(StartError, match="last worker has gone: scale it up"):
         adapter.hosts()
@@ -171,20 +169,24 @@ def test_workers_that_cannot_reach_each_other(fresh: DaskProcesses, monkeypatch:
         assert alone.run("all_reduce(rank)").values == [1, 1]
 
 
-def broken_node(_port: NodePort) -> Any:
-    """Print what a process prints that ends while it starts."""
-    print("the last words of this process", file=sys.stderr, flush=True)
-    os._exit(3)
+def _start_programs(program: str) -> str:
+    """Have the worker that runs it start nodes by another program; return the one before."""
+    from nbparallel.cluster import node_process
+
+    former, node_process._MAIN = node_process._MAIN, program
+    return former
 
 
-def test_a_node_that_cannot_start(dask: DaskProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_cannot_start(dask: DaskProcesses) -> None:
     """The error names the host, says how its process ended, and has its last lines."""
-    from nbparallel.cluster import host_pool
-
-    monkeypatch.setattr(host_pool, "NODE", f"{__name__}:broken_node")
+    program = "import sys; print('the last words of this process', file=sys.stderr); sys.exit(3)"
+    former = next(iter(dask.client.run(_start_programs, program).values()))
     wanted = r"(?s)host [ab]: its process ended \(exit code 3\).*the last words of this process"
     with pytest.raises(StartError, match=wanted), nbp.Session(cluster=dask.client) as session:
         session.run("1")
+    dask.client.run(_start_programs, former)
+    with nbp.Session(cluster=dask.client) as session:
+        assert session.run("all_reduce(rank)").values == [6] * 4
 
 
 def _fill(dask_worker: Any = None) -> None:

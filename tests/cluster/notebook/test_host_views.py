@@ -11,7 +11,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.cluster import host_dispatch, host_session
-from nbparallel.cluster.contract import NodeReply
+from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.errors import HostBoundaryError, naming_hosts, rank_list
 from nbparallel.session.diagnostics.doctor import Severity, examine
 from nbparallel.testing.waiting import wait_until

@@ -1,6 +1,5 @@
-"""What carries a session over hosts: a suite that checks it, and a cluster inside of the process."""
+"""What carries a session over hosts in tests: a cluster inside of the process."""
 
-from tests.harness.clusters.conformance import ECHO, ClusterTests, session_messages
-from tests.harness.clusters.loopback import Loopback
+from tests.harness.clusters.loopback import Loopback, session_messages
 
-__all__ = ["ECHO", "ClusterTests", "Loopback", "session_messages"]
+__all__ = ["Loopback", "session_messages"]

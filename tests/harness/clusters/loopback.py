@@ -1,82 +1,100 @@
 """Loopback: a cluster inside of this process, whose hosts are objects; for tests, without any network.
 
-Tests can lose a host, or silence it.
+Tests can lose a host, silence it, or break the connection of two.  Calls and events are those of Dask's
+cluster, frames between hosts are carried by what carries them there.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import queue
+import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from nbparallel.cluster.contract import (
-    MOST_EVENT,
-    ClusterNode,
-    EventHandler,
-    Host,
-    Link,
-    NodeReply,
-    load_node,
-)
-from nbparallel.errors import ChannelClosedError, StartError
+from nbparallel.cluster.host_links import HostLinks
+from nbparallel.cluster.host_messages import NodeReply
+from nbparallel.cluster.node_process import start_node
+from nbparallel.errors import StartError
+
+if TYPE_CHECKING:
+    from nbparallel.session import Session
 
 END_SECONDS = 3.0
 """How long nodes may take to end."""
-_ENDED: tuple[bytes, ...] = ()
-"""Stands in a queue of frames where the link was closed."""
 
 
-class LoopbackLink:
-    """One end of a link: what it sends is in the other's queue."""
+def session_messages(session: Session) -> queue.SimpleQueue[Any]:
+    """Return what the hosts of a started session have sent, and it has not yet handled."""
+    messages: queue.SimpleQueue[Any] = session._ranks.messages  # type: ignore[attr-defined]  # of its hosts
+    return messages
 
-    def __init__(self, peer: str) -> None:
-        self._peer, self._frames = peer, queue.SimpleQueue[tuple[bytes, ...]]()
-        self._other: LoopbackLink = self
+
+MOST_MESSAGES = 2
+"""What a connection holds."""
+
+
+class LoopbackConnection:
+    """One end of a connection, as Dask has them: what it writes is in the other's queue."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Any] = deque()
+        self._came, self._taken = asyncio.Event(), asyncio.Event()
+        self._other = self
         self._closed = False
+        self.before: Callable[[], None] = int
+        """Called before each message that it writes."""
 
     @classmethod
-    def pair(cls, one: str, other: str) -> tuple[LoopbackLink, LoopbackLink]:
-        """Return both ends: that of host `one`, that of `other`."""
-        mine, theirs = cls(other), cls(one)
+    def pair(cls) -> tuple[LoopbackConnection, LoopbackConnection]:
+        """Return both ends; to be called in the loop."""
+        mine, theirs = cls(), cls()
         mine._other, theirs._other = theirs, mine
         return mine, theirs
 
-    def send(self, *buffers: bytes | memoryview) -> None:
-        # docstring inherited
+    async def write(self, message: Any) -> None:
+        """Write a message, as soon as there is room."""
+        self.before()
+        while len(self._other._messages) >= MOST_MESSAGES and not self._closed:
+            self._other._taken.clear()
+            await self._other._taken.wait()
         if self._closed:
-            raise self._gone()
-        self._other._frames.put(tuple(map(bytes, buffers)) or (b"",))
+            raise OSError("it is closed")
+        self._other._messages.append({**message, "payload": bytes(message["payload"])})
+        self._other._came.set()
 
-    def receive(self, timeout: float) -> tuple[bytes, ...]:
-        # docstring inherited
-        try:
-            frame = self._frames.get(timeout=timeout)
-        except queue.Empty:
-            raise TimeoutError(f"no frame of host {self._peer} within {timeout:g} s") from None
-        if frame is _ENDED:
-            self._frames.put(_ENDED)
-            raise self._gone()
-        return frame
+    async def read(self) -> Any:
+        """Return the next message; OSError when either end was closed."""
+        while not self._messages and not self._closed:
+            self._came.clear()
+            await self._came.wait()
+        if not self._messages:
+            raise OSError("it is closed")
+        self._taken.set()
+        return self._messages.popleft()
 
-    def close(self) -> None:
-        # docstring inherited
+    def abort(self) -> None:
+        """Close both ends; in the loop."""
         for end in (self, self._other):
-            if not end._closed:
-                end._closed = True
-                end._frames.put(_ENDED)
+            end._closed = True
+            end._came.set()
+            end._taken.set()
 
-    def _gone(self) -> ChannelClosedError:
-        return ChannelClosedError(f"the link with host {self._peer} is closed")
+    async def close(self) -> None:
+        """Do the same."""
+        self.abort()
 
 
 class LoopbackHost:
     """A host and its node: the anchor, and the node's port."""
 
-    def __init__(self, host: str, handler: EventHandler, node: str) -> None:
-        self.host, self._handler = host, handler
-        self.links: dict[str, LoopbackLink] = {}
+    def __init__(self, host: str, handler: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.host, self._handler, self.loop = host, handler, loop
+        self.connections: dict[str, LoopbackConnection] = {}
         self.given_up = False
         """Whether the host has not answered."""
         self.frozen = threading.Event()
@@ -86,11 +104,17 @@ class LoopbackHost:
         """Set when its node has ended."""
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._node: ClusterNode = load_node(node)(self)
+        self.links = self._in_loop(
+            lambda: HostLinks(host, bytes, lambda *link: self._pass_on("unlinked", *link))
+        )
+        self._node = start_node(self)
         for tasks in (self._events, self._calls):
             threading.Thread(
                 target=self._perform, args=(tasks,), name=f"loopback-{host}", daemon=True
             ).start()
+
+    def _in_loop(self, make: Callable[[], Any]) -> Any:
+        return in_loop(self.loop, make)
 
     def _perform(self, tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         while (task := tasks.get()) is not None:
@@ -98,15 +122,17 @@ class LoopbackHost:
                 time.sleep(0.001)
             task()
 
-    def emit(self, data: bytes) -> None:
-        # docstring inherited
-        if len(data) > MOST_EVENT:
-            raise ValueError(f"an event has at most {MOST_EVENT} bytes, not {len(data)}")
-        self._events.put(partial(self._handler.event, self.host, bytes(data)))
+    def _pass_on(self, what: str, *content: Any) -> None:
+        self._events.put(lambda: getattr(self._handler, what)(self.host, *content))
 
-    def link(self, peer: str) -> Link:
-        # docstring inherited
-        return self.links[peer]
+    def emit(self, data: bytes) -> None:
+        """Send an event, as a node does."""
+        self._pass_on("event", bytes(data))
+
+    def open_door(self, task: int, hosts: Sequence[str], door: socket.socket) -> None:
+        """Have frames carried, as a node does."""
+        mine = socket.socket(fileno=os.dup(door.fileno()))
+        self._in_loop(lambda: self.links.begin(task, hosts, mine))
 
     def begin(self, op: str, data: bytes, done: Callable[[NodeReply], None]) -> None:
         """Have the node handle a call."""
@@ -136,15 +162,14 @@ class LoopbackHost:
         told.wait(END_SECONDS)  # else the next task may be sent to it
 
     def release(self, *, give_up: bool = False) -> None:
-        # docstring inherited
+        """End the node, as an anchor does."""
         self.given_up |= give_up
         self._end(None)
 
     def _end(self, last: Callable[[], None] | None) -> None:
         if not self._released.acquire(blocking=False):
             return
-        for link in self.links.values():
-            link.close()
+        self.loop.call_soon_threadsafe(self.links.end)
         with self._beginning:  # no call comes behind this
             self._calls.put(None)
         if last is not None:
@@ -156,10 +181,36 @@ class LoopbackHost:
         self._events.put(None)
         self.finished.set()
 
+    def connect(self, other: LoopbackHost) -> None:
+        """Connect two hosts."""
+
+        def begin() -> None:
+            for one, another, end in zip(
+                (self, other), (other, self), LoopbackConnection.pair(), strict=True
+            ):
+                one.connections[another.host] = end
+                one.links.connect(another.host, end)
+                one.links.run(one.links.read(another.host, end))
+
+        self._in_loop(begin)
+
+    def break_link(self, other: str) -> None:
+        """Have a connection break."""
+        self.loop.call_soon_threadsafe(self.connections[other].abort)
+
     @property
     def ended(self) -> bool:
         """Whether it was released or lost."""
         return self._released.locked()
+
+
+def in_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], Any]) -> Any:
+    """Return what a function returns in a loop's thread."""
+
+    async def run() -> Any:
+        return make()
+
+    return asyncio.run_coroutine_threadsafe(run(), loop).result(20)
 
 
 class Loopback:
@@ -178,31 +229,31 @@ class Loopback:
 
     def __init__(self, names: Sequence[str], cpus: int = 2) -> None:
         self._names, self._cpus = sorted(names), cpus
-        self._handler: EventHandler | None = None
+        self._handler: Any = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="loopback-loop", daemon=True)
         self.nodes: dict[str, LoopbackHost] = {}
         """By host: the one that was anchored last."""
 
-    def hosts(self) -> tuple[Host, ...]:
-        # docstring inherited
+    def hosts(self) -> dict[str, int]:
+        """Return how many ranks each host is meant to hold."""
         given_up = {name for name, node in self.nodes.items() if node.given_up}
-        return tuple(Host(name, self._cpus) for name in self._names if name not in given_up)
+        return {name: self._cpus for name in self._names if name not in given_up}
 
-    def events(self, handler: EventHandler) -> None:
-        # docstring inherited
+    def events(self, handler: Any) -> None:
+        """Pass events to `handler`."""
         self._handler = handler
+        self._thread.start()
 
-    def anchor(self, host: str, node: str) -> LoopbackHost:
-        # docstring inherited
+    def anchor(self, host: str) -> LoopbackHost:
+        """Start a node."""
         if host not in self._names or self._handler is None:
             raise StartError(f"host {host} is not in the cluster")
-        try:
-            made = self.nodes[host] = LoopbackHost(host, self._handler, node)
-        except Exception as error:  # what makes the node may raise anything
-            raise StartError(f"the node of host {host} did not start: {error}") from error
+        made = self.nodes[host] = LoopbackHost(host, self._handler, self._loop)
         return made
 
     def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
-        # docstring inherited
+        """Have nodes handle calls."""
         replies = {host: NodeReply(error="the host is lost") for host in data}
         arrived: queue.SimpleQueue[tuple[str, NodeReply]] = queue.SimpleQueue()
         asked = [host for host in data if host in self.nodes and not self.nodes[host].ended]
@@ -219,11 +270,11 @@ class Loopback:
         return replies
 
     def link(self, one: str, other: str, timeout: float) -> None:
-        # docstring inherited
+        """Connect two hosts."""
         ends = self.nodes[one], self.nodes[other]
         if any(end.ended for end in ends):
             raise StartError(f"hosts {one} and {other} cannot reach each other: one of them is lost")
-        ends[0].links[other], ends[1].links[one] = LoopbackLink.pair(one, other)
+        ends[0].connect(ends[1])
 
     def lose(self, host: str, reason: str = "its process ended") -> None:
         """Lose a host: it is not listed any more."""
@@ -231,9 +282,15 @@ class Loopback:
         self.nodes[host].lose(reason)
 
     def close(self) -> None:
-        # docstring inherited
+        """Release every anchor, and wait until the nodes have ended."""
         for node in self.nodes.values():
             node.release()
         for node in self.nodes.values():
             node.finished.wait(END_SECONDS)
+        if self._thread.is_alive():
+            in_loop(self._loop, int)  # what was scheduled before has run
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(END_SECONDS)
+        if not self._loop.is_closed():
+            self._loop.close()
         self._handler = None
