@@ -8,5 +8,5 @@ torch is optional, and imported in this room only, never before the user imports
       torch.distributed.all_reduce(t)  backend_group  the same operation of `nbparallel.distributed`
         Work                           backend_group  what torch waits for; completed by a wait
 
-On the ranks of a session torch's rendezvous is ours (`replacements`, `cell_store`): it needs no port.
+On the ranks of a session torch's rendezvous is ours (`registration`, `membership`): it needs no port.
 """

@@ -25,16 +25,16 @@ from nbparallel.distributed.work import Work as Operation
 from nbparallel.errors import StaleWorkError
 from nbparallel.sharing.tensors import AnyArray
 from nbparallel.sharing.tensors import array_of as as_array
-from nbparallel.torch_backend.call_forms import one_tensor
-from nbparallel.torch_backend.filled_tensors import (
+from nbparallel.torch_backend.operands import (
     broadcast_operand,
     each_row,
     fill_repeated,
     filled,
     member_rows,
+    one_tensor,
+    operator_of,
+    sum_sparse,
 )
-from nbparallel.torch_backend.reduce_operators import operator_of
-from nbparallel.torch_backend.sparse_sum import sum_sparse
 
 # What the operations of the backend return to torch.
 #

@@ -101,155 +101,6 @@ class HostCall(NamedTuple):
     """A number to combine, or several."""
 
 
-class HostMeeting:
-    """One rank's part in the meetings of one cell.
-
-    Parameters
-    ----------
-    door : HostDoor or None
-        The way to the leaders of other hosts; None: another rank of this host is its leader.
-    """
-
-    def __init__(self, context: RankContext, place: WorldPlace, door: HostDoor | None) -> None:
-        self._context, self._place, self.door = context, place, door
-        self.hosts = [range(*place.firsts[index : index + 2]) for index in range(len(place.hosts))]
-        """The ranks of each host."""
-        self._others = [rank for rank in range(place.world_size) if rank != context.rank]
-        self._calls = self._line = 0
-        self._operation, self._local_calls = Operation.none, list[bytes]()
-
-    def meet(
-        self,
-        local: GroupCollectives,
-        operation: Operation,
-        label: Fingerprint,
-        until: int | None,
-        *,
-        content: object = None,
-        brought: tuple[Form, ...] = (),
-        expected: Mapping[int, Form] | None = None,
-        value: Any = None,
-    ) -> list[HostCall]:
-        """Wait for all ranks, and return what each calls; raises alike on all if that does not fit."""
-        self._calls += 1
-        line = self._context.call_site.line()
-        mine = HostCall(
-            label.call, content, label.text, line, self._calls, brought, dict(expected or {}), value
-        )
-        here = local.meet(operation, label, pickle.dumps(mine, 5), until)
-        self._operation, self._line, self._local_calls = operation, line, here
-        with self.agreed():
-            packed = b""
-            if self.door is not None:
-                packed = self._ask_others(until)
-            # Without the deadline: a leader that gives up says so, and all ranks of its host raise the same.
-            found = pickle.loads(local.meet(operation, label, packed, None)[0])
-            if isinstance(found, NbParallelError):
-                raise found
-            calls: list[HostCall] = [pickle.loads(call) for call in found]
-            if what := _difference(calls, operation):
-                raise CollectiveMismatchError(f"{what}:\n{self._table(dict(enumerate(calls)))}")
-        return calls
-
-    def _table(self, calls: Mapping[int, HostCall], absent: Sequence[int] = ()) -> str:
-        name = self._context.call_site.name
-        rows: dict[int, Row] = {
-            rank: (*parse(call.text, name(call.line)), str(call.calls)) for rank, call in calls.items()
-        }
-        columns = len(next(iter(rows.values()))) - 1
-        return table(rows | dict.fromkeys(absent, ("finished the cell", *"-" * columns)))
-
-    @contextlib.contextmanager
-    def agreed(self) -> Iterator[None]:
-        """Have what raises end all operations of the cell on this rank: others count on it from here on."""
-        try:
-            yield
-        except BaseException:
-            self._context.open = self._context.open or -1
-            raise
-
-    # -- leaders only ----------------------------------------------------------------------------------------
-
-    def _ask_others(self, until: int | None) -> bytes:
-        """Return the calls of all ranks, or the error that all ranks of this host are to raise."""
-        mine, count = self._local_calls, len(self.hosts)
-        try:
-            came = self.exchange(dict.fromkeys(range(count), mine), until)
-        except (CollectiveTimeoutError, CollectiveMismatchError, HostLostError) as error:
-            return pickle.dumps(error)
-        return pickle.dumps([bytes(call) for host in range(count) for call in came.get(host, mine)], 5)
-
-    def exchange(
-        self, outgoing: Mapping[int, Sequence[Octets]], until: int | None
-    ) -> dict[int, list[memoryview]]:
-        """Send each host its buffers, and return those of each: a step of the call that was made last."""
-        assert self.door is not None, "only leaders exchange"
-        context, rank, began = self._context, self._context.rank, time.monotonic_ns()
-        context.view.write_slot(
-            rank, context.cell.number, State.WAITING, self._operation, line=self._line,
-            deadline=until is not None,
-        )  # fmt: skip
-        context.open = -1
-        try:
-            found = self.door.exchange(outgoing, lambda missing: self._check(missing, began, until))
-        finally:
-            if not context.forked:
-                context.waiter.wait_ns += time.monotonic_ns() - began
-                context.write_timing()
-                context.at_line(context.cell.statement, context.cell.last_line)
-        context.open = 0
-        return found
-
-    def _check(self, missing: Sequence[int], began: int, until: int | None) -> None:
-        """Raise if the hosts that are missing will not send what this one waits for, or not in time."""
-        context, door = self._context, self.door
-        context.check_peers(self._others)
-        if (lost := context.peers.lost()) is not None:
-            raise lost
-        for host in missing:
-            if door is not None and host in door.ended:
-                raise self._never(host, door.ended[host])
-        if until is not None and missing and time.monotonic_ns() >= until:
-            ranks = rank_list(rank for host in missing for rank in self.hosts[host])
-            seconds = (time.monotonic_ns() - began) / 1e9
-            call = f"{self._operation.name}{context.call_site.place(self._line)}"
-            message = f"{call}: timed out after {seconds:.1f} s; {ranks} did not arrive"
-            raise CollectiveTimeoutError(message)
-        context.hooks.progress()
-
-    def _never(self, host: int, kind: DoorKind) -> NbParallelError:
-        """Return why a host will send nothing more; rather what the notebook says of it, if that comes."""
-        name, ranks, operation = self._place.hosts[host], self.hosts[host], self._operation.name
-        if kind is DoorKind.ENDED:
-            calls = dict(enumerate(map(pickle.loads, self._local_calls), self._place.ranks.start))
-            return CollectiveMismatchError(
-                f"{rank_list(ranks)} {LEFT_OUT} {operation}, for which the others wait:\n"
-                f"{self._table(calls, ranks)}"
-            )
-        limit = time.monotonic_ns() + TOLD_NS
-        while time.monotonic_ns() < limit:
-            self._context.check_peers(self._others)
-            time.sleep(0.01)
-        reason = "the link between the hosts is closed"
-        message = f"{operation} needs {rank_list(ranks)}, and {reason}"
-        return HostLostError(message, host=name, ranks=tuple(ranks), reason=reason)
-
-
-def _difference(calls: Sequence[HostCall], operation: Operation) -> str:
-    """Return what does not fit; nothing if all does."""
-    if len({call.word for call in calls}) > 1 or len({call.content for call in calls}) > 1:
-        return DIFFERENT
-    for reader, call in enumerate(calls):
-        for source, form in call.expected.items():
-            brought = calls[source].brought
-            if form != brought[reader if len(brought) > 1 else 0]:
-                return (
-                    f"what {rank_list([source])} passed to {operation.name} does not fit the array that "
-                    f"{rank_list([reader])} gave to take it"
-                )
-    return ""
-
-
 WHOLE_NBYTES = 1 << 20
 """Up to this size every leader combines all itself: one exchange instead of two."""
 SMALL_NBYTES = 512
@@ -275,11 +126,14 @@ class HostOperations:
     """
 
     def __init__(self, context: RankContext, place: WorldPlace, door: HostDoor | None) -> None:
-        self._context, self._place = context, place
-        self._meeting = HostMeeting(context, place, door)
-        self._leads, self._hosts = door is not None, self._meeting.hosts
+        self._context, self._place, self._door = context, place, door
+        self._hosts = list(place.by_host.values())
+        """The ranks of each host."""
         self._rank, self._size = context.rank, place.world_size
         self._here, self._count = place.index, len(place.hosts)
+        self._others = [rank for rank in range(self._size) if rank != self._rank]
+        self._calls = self._line = 0
+        self._operation, self._local_calls = Operation.none, list[bytes]()
         self._movements = Movements(range(self._size), self._rank)
 
     def check(self, name: str, *, async_op: bool, view: bool) -> bool:
@@ -295,7 +149,7 @@ class HostOperations:
         self, local: GroupCollectives, until: int | None, operation: Operation = Operation.barrier
     ) -> None:
         """Block until every rank has called it."""
-        self._meeting.meet(local, operation, fingerprint(operation.name), until)
+        self._meet(local, operation, fingerprint(operation.name), until)
 
     def monitored_barrier(self, local: GroupCollectives, until: int | None) -> None:
         """Do the same, under the name that the user called."""
@@ -330,10 +184,8 @@ class HostOperations:
         movement = self._movements(pattern, values, outputs, root)
         expected = {source: _form(array) for source, array in movement.outputs.items()}
         brought = tuple(map(_form, values))
-        self._meeting.meet(
-            local, movement.operation, movement.fingerprint, until, brought=brought, expected=expected
-        )
-        with self._meeting.agreed():
+        self._meet(local, movement.operation, movement.fingerprint, until, brought=brought, expected=expected)
+        with self._agreed():
             found = self._carry(local, pattern, list(map(self._plain, values)), root, until)
             for place, source in enumerate(movement.sources):
                 array = as_operand(found[place])
@@ -357,7 +209,7 @@ class HostOperations:
     def average(self, local: GroupCollectives, gradients: Gradients, until: int | None) -> None:
         """Replace arrays by their averages; what ranks declare of them travels with the calls."""
         plan, mine = gradients.plan, gradients.declaration(self._context.memory)
-        calls = self._meeting.meet(local, Operation.average_gradients, plan.label, until, value=mine)
+        calls = self._meet(local, Operation.average_gradients, plan.label, until, value=mine)
         declared = []
         for host, ranks in enumerate(self._hosts):
             for rank in ranks:
@@ -375,7 +227,7 @@ class HostOperations:
         self, local: GroupCollectives, operation: Operation, value: Any, until: int | None
     ) -> list[Any]:
         """Return the values of all ranks, as one step of an operation."""
-        calls = self._meeting.meet(local, operation, fingerprint(operation.name), until, value=value)
+        calls = self._meet(local, operation, fingerprint(operation.name), until, value=value)
         return [call.value for call in calls]
 
     def reduce(self, local: GroupCollectives, x: Any, root: int, op: str, until: int | None) -> Any:
@@ -432,50 +284,36 @@ class HostOperations:
     # -- values --------------------------------------------------------------------------------------------
 
     def _carry(
-        self,
-        local: GroupCollectives,
-        pattern: Pattern,
-        values: list[Any],
-        root: int | None,
+        self, local: GroupCollectives, pattern: Pattern, values: list[Any], root: int | None,
         until: int | None,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         """Bring values to their takers by the leaders; returns what came, in the order of the sources."""
-        home = next((h for h, ranks in enumerate(self._hosts) if root in ranks), -1)
-        sends = [h for h in range(self._count) if pattern.senders is Members.ALL or h == home]
-        takes = [h for h in range(self._count) if pattern.takers is Members.ALL or h == home]
-        rows: list[list[Any]] = []
-        if self._here in sends:
-            rows = local.move(GATHER, (values,), (), 0, False, None) or []
+        rows = local.move(GATHER, (values,), (), 0, False, None)
         parts: list[list[Any]] = []
-        if self._leads:
-            outgoing: dict[int, Sequence[Octets]] = {}
-            for host in takes if self._here in sends else ():
-                if host != self._here:
-                    theirs = [row if len(row) <= 1 else self._for_host(row, host) for row in rows]
-                    outgoing[host] = [pickling.dumps(theirs, _BY_VALUE).data]
-            came = self._meeting.exchange(outgoing, until)
-            if self._here not in takes:
-                return []
-            everything: list[list[Any]] = []
-            for host in sends:
-                if host == self._here:
-                    everything += [row if len(row) <= 1 else self._for_host(row, host) for row in rows]
-                else:
-                    everything += pickling.loads(came[host][0], self._context.store)
-            given = [row for row in everything if row]
-            each = range(len(self._hosts[self._here]))
-            parts = [[row[0 if len(row) == 1 else taker] for row in given] for taker in each]
-        if self._here not in takes:
-            return []
+        if self._door is not None:
+            # Of each rank that sends, what all take or, if it has a value for each rank, theirs.
+            outgoing = [
+                [row if len(row) <= 1 else list(row[ranks.start : ranks.stop]) for row in rows if row]
+                if pattern.takers is Members.ALL or root in ranks
+                else []
+                for ranks in self._hosts
+            ]
+            others = {host: some for host, some in enumerate(outgoing) if host != self._here}
+            packed = {host: [pickling.dumps(some, _BY_VALUE).data] for host, some in others.items()}
+            came = self._exchange(packed, until)
+            given = list[Any]()
+            for host, some in enumerate(outgoing):
+                given += some if host == self._here else pickling.loads(came[host][0], self._context.store)
+            parts = [
+                [row[0 if len(row) == 1 else place] for row in given]
+                if pattern.takers is Members.ALL or rank == root
+                else []
+                for place, rank in enumerate(self._place.ranks)
+            ]
         if pattern in (BROADCAST, ALL_GATHER):
             found: list[Any] = local.broadcast(parts[0] if parts else None, 0, None)
             return found
-        if pattern.takers is Members.ROOT:
-            parts = [
-                parts[i] if rank == root else [] for i, rank in enumerate(self._place.ranks[: len(parts)])
-            ]
-        found = local.move(SCATTER, parts, (), 0, False, None)
-        return list(found)
+        return list(local.move(SCATTER, parts, (), 0, False, None))
 
     def _plain(self, x: Any) -> Any:
         """Return a value as it travels inside a list: no array as the memory that ranks share."""
@@ -484,10 +322,6 @@ class HostOperations:
             x = copied(x)
             array = as_plain_array(x)
         return x if array is None or is_tensor(x) else np.asarray(array, order="C")
-
-    def _for_host(self, row: Sequence[Any], host: int) -> list[Any]:
-        ranks = self._hosts[host]
-        return list(row[ranks.start : ranks.stop])
 
     def _combine(
         self, local: GroupCollectives, operation: Operation, operator: Operator, flat: AnyArray,
@@ -500,8 +334,8 @@ class HostOperations:
         dtype, name = flat.dtype, operation.name
         label = fingerprint(name, shown_dtype(dtype), str(shape), root=root, operator=operator.name)
         value = flat.tobytes() if small else None
-        calls = self._meeting.meet(local, operation, label, until, content=(str(dtype), shape), value=value)
-        with self._meeting.agreed():
+        calls = self._meet(local, operation, label, until, content=(str(dtype), shape), value=value)
+        with self._agreed():
             if small:
                 parts = [np.empty_like(flat) for _ in self._hosts]
                 for ranks, part in zip(self._hosts, parts, strict=True):
@@ -510,7 +344,7 @@ class HostOperations:
             else:
                 step = "sum" if operator.finish is not None else operator.name  # which comes at the end
                 local.reduce(flat, 0, step, None)
-                if self._leads:
+                if self._door is not None:
                     self._combine_hosts(operator, flat, alike, until)
                 local.broadcast(flat, 0, None)
             with np.errstate(all="ignore"):
@@ -523,7 +357,7 @@ class HostOperations:
             return
         bounds = [part_of(flat.size, host, self._count) for host in range(self._count)]
         parts = {host: [_octets(flat[place])] for host, place in enumerate(bounds)}
-        came = self._meeting.exchange(parts, until)
+        came = self._exchange(parts, until)
         part = flat[bounds[self._here]]
         _fold(operator, self._of_hosts(came, part), part)
         came = self._to_all(part, until)
@@ -541,7 +375,7 @@ class HostOperations:
             array[...] = flat.reshape(array.shape)
 
     def _to_all(self, mine: AnyArray, until: int | None) -> dict[int, list[memoryview]]:
-        return self._meeting.exchange({host: [_octets(mine)] for host in range(self._count)}, until)
+        return self._exchange({host: [_octets(mine)] for host in range(self._count)}, until)
 
     def _of_hosts(self, came: Mapping[int, Sequence[Octets]], mine: AnyArray) -> list[AnyArray]:
         """Return the arrays of all hosts, `mine` among them."""
@@ -557,7 +391,7 @@ class HostOperations:
         """Combine numbers, which travel with the calls; of lists each rank's element."""
         shown = "numbers" if isinstance(value, list) else type(value).__name__
         label = fingerprint(operation.name, shown, root=root, operator=operator.name)
-        calls = self._meeting.meet(local, operation, label, until, content="number", value=value)
+        calls = self._meet(local, operation, label, until, content="number", value=value)
         totals = []
         for ranks in self._hosts:
             values = [calls[rank].value for rank in ranks]
@@ -565,6 +399,139 @@ class HostOperations:
             totals.append(functools.reduce(operator.pair, own))
         total = functools.reduce(operator.pair, totals)
         return total if operator.finish is None else operator.finish(total, self._size)
+
+    # -- meeting -------------------------------------------------------------------------------------------
+
+    def _meet(
+        self,
+        local: GroupCollectives,
+        operation: Operation,
+        label: Fingerprint,
+        until: int | None,
+        *,
+        content: object = None,
+        brought: tuple[Form, ...] = (),
+        expected: Mapping[int, Form] | None = None,
+        value: Any = None,
+    ) -> list[HostCall]:
+        """Wait for all ranks, and return what each calls; raises alike on all if that does not fit."""
+        self._calls += 1
+        line = self._context.call_site.line()
+        mine = HostCall(
+            label.call, content, label.text, line, self._calls, brought, dict(expected or {}), value
+        )
+        here = local.meet(operation, label, pickle.dumps(mine, 5), until)
+        self._operation, self._line, self._local_calls = operation, line, here
+        with self._agreed():
+            packed = b""
+            if self._door is not None:
+                packed = self._ask_others(until)
+            # Without the deadline: a leader that gives up says so, and all ranks of its host raise the same.
+            found = pickle.loads(local.meet(operation, label, packed, None)[0])
+            if isinstance(found, NbParallelError):
+                raise found
+            calls: list[HostCall] = [pickle.loads(call) for call in found]
+            if what := _difference(calls, operation):
+                raise CollectiveMismatchError(f"{what}:\n{self._table(dict(enumerate(calls)))}")
+        return calls
+
+    def _table(self, calls: Mapping[int, HostCall], absent: Sequence[int] = ()) -> str:
+        name = self._context.call_site.name
+        rows: dict[int, Row] = {
+            rank: (*parse(call.text, name(call.line)), str(call.calls)) for rank, call in calls.items()
+        }
+        columns = len(next(iter(rows.values()))) - 1
+        return table(rows | dict.fromkeys(absent, ("finished the cell", *"-" * columns)))
+
+    @contextlib.contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """Have what raises end all operations of the cell on this rank: others count on it from here on."""
+        try:
+            yield
+        except BaseException:
+            self._context.open = self._context.open or -1
+            raise
+
+    # -- leaders only ----------------------------------------------------------------------------------------
+
+    def _ask_others(self, until: int | None) -> bytes:
+        """Return the calls of all ranks, or the error that all ranks of this host are to raise."""
+        mine = self._local_calls
+        try:
+            came = self._exchange(dict.fromkeys(range(self._count), mine), until)
+        except (CollectiveTimeoutError, CollectiveMismatchError, HostLostError) as error:
+            return pickle.dumps(error)
+        return pickle.dumps([bytes(call) for host in range(self._count) for call in came.get(host, mine)], 5)
+
+    def _exchange(
+        self, outgoing: Mapping[int, Sequence[Octets]], until: int | None
+    ) -> dict[int, list[memoryview]]:
+        """Send each host its buffers, and return those of each: a step of the call that was made last."""
+        assert self._door is not None, "only leaders exchange"
+        context, rank, began = self._context, self._rank, time.monotonic_ns()
+        context.view.write_slot(
+            rank, context.cell.number, State.WAITING, self._operation, line=self._line,
+            deadline=until is not None,
+        )  # fmt: skip
+        context.open = -1
+        try:
+            found = self._door.exchange(outgoing, lambda missing: self._check(missing, began, until))
+        finally:
+            if not context.forked:
+                context.waiter.wait_ns += time.monotonic_ns() - began
+                context.write_timing()
+                context.at_line(context.cell.statement, context.cell.last_line)
+        context.open = 0
+        return found
+
+    def _check(self, missing: Sequence[int], began: int, until: int | None) -> None:
+        """Raise if the hosts that are missing will not send what this one waits for, or not in time."""
+        context, door = self._context, self._door
+        context.check_peers(self._others)
+        if (lost := context.peers.lost()) is not None:
+            raise lost
+        for host in missing:
+            if door is not None and host in door.ended:
+                raise self._never(host, door.ended[host])
+        if until is not None and missing and time.monotonic_ns() >= until:
+            ranks = rank_list(rank for host in missing for rank in self._hosts[host])
+            seconds = (time.monotonic_ns() - began) / 1e9
+            call = f"{self._operation.name}{context.call_site.place(self._line)}"
+            message = f"{call}: timed out after {seconds:.1f} s; {ranks} did not arrive"
+            raise CollectiveTimeoutError(message)
+        context.hooks.progress()
+
+    def _never(self, host: int, kind: DoorKind) -> NbParallelError:
+        """Return why a host will send nothing more; rather what the notebook says of it, if that comes."""
+        name, ranks, operation = self._place.hosts[host], self._hosts[host], self._operation.name
+        if kind is DoorKind.ENDED:
+            calls = dict(enumerate(map(pickle.loads, self._local_calls), self._place.ranks.start))
+            return CollectiveMismatchError(
+                f"{rank_list(ranks)} {LEFT_OUT} {operation}, for which the others wait:\n"
+                f"{self._table(calls, ranks)}"
+            )
+        limit = time.monotonic_ns() + TOLD_NS
+        while time.monotonic_ns() < limit:
+            self._context.check_peers(self._others)
+            time.sleep(0.01)
+        reason = "the link between the hosts is closed"
+        message = f"{operation} needs {rank_list(ranks)}, and {reason}"
+        return HostLostError(message, host=name, ranks=tuple(ranks), reason=reason)
+
+
+def _difference(calls: Sequence[HostCall], operation: Operation) -> str:
+    """Return what does not fit; nothing if all does."""
+    if len({call.word for call in calls}) > 1 or len({call.content for call in calls}) > 1:
+        return DIFFERENT
+    for reader, call in enumerate(calls):
+        for source, form in call.expected.items():
+            brought = calls[source].brought
+            if form != brought[reader if len(brought) > 1 else 0]:
+                return (
+                    f"what {rank_list([source])} passed to {operation.name} does not fit the array that "
+                    f"{rank_list([reader])} gave to take it"
+                )
+    return ""
 
 
 def _form(x: Any) -> Form:

@@ -116,7 +116,6 @@ import torch
 loaded = {name for name in sys.modules if name.startswith("nbparallel")}
 allowed = {"nbparallel", "nbparallel.errors", "nbparallel.errors.text", "nbparallel.errors.text.escaping"}
 allowed |= {"nbparallel.torch_backend", "nbparallel.torch_backend.registration"}
-allowed |= {"nbparallel.torch_backend.replacements"}
 assert loaded <= allowed, loaded - allowed
 assert "nbparallel" in torch.distributed.Backend.backend_list
 assert torch.distributed.Backend.default_device_backend_map["cpu"] == "gloo"

@@ -1,11 +1,19 @@
-"""Tensors that an operation fills: torch checks neither the right to write nor one place per element."""
+"""Operands of torch as ours: tensors that an operation fills, operators, sparse tensors, forms of calls.
+
+torch checks neither the right to write nor one place per element.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
+from torch.distributed import ReduceOp, ReduceOptions, Work
 
+from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime.shared_arrays import is_mapped_read_only
 from nbparallel.errors import LET_WRITE, ReadOnlyArrayError
 from nbparallel.sharing.tensors import AnyArray, array_of, tensor_of
@@ -101,3 +109,96 @@ def _strides(x: AnyArray) -> tuple[int, ...]:
 def each_row(rows: AnyArray) -> list[AnyArray]:
     """Return the rows as arrays that are views, those of no dimension too."""
     return [rows[i, ...] for i in range(len(rows))]
+
+
+# Reduce operators of torch as ours.
+
+_NAMES = {
+    int(ReduceOp.SUM): "sum",
+    int(ReduceOp.AVG): "avg",
+    int(ReduceOp.PRODUCT): "product",
+    int(ReduceOp.MIN): "min",
+    int(ReduceOp.MAX): "max",
+    int(ReduceOp.BAND): "band",
+    int(ReduceOp.BOR): "bor",
+    int(ReduceOp.BXOR): "bxor",
+}
+"""By number: to compare two of torch's enumeration takes half a microsecond."""
+
+
+def operator_of(reduce_op: Any) -> str:
+    """Return our name of an operator.
+
+    Raises
+    ------
+    ValueError
+        There is none: ``PREMUL_SUM`` multiplies first, which gloo does not know either.
+    """
+    kind = getattr(reduce_op, "op", reduce_op)
+    name = _NAMES.get(int(kind))
+    if name is None:
+        raise ValueError(f"the backend nbparallel has no {kind}: multiply the tensor first, and use SUM")
+    return name
+
+
+# The sum of sparse tensors: what torch's backends can reduce of them.
+
+
+def sum_sparse(communicator: Communicator, tensor: Any, operator: str, options: dict[str, Any]) -> None:
+    """Fill a sparse tensor with the sum of all members'; each may have another number of elements.
+
+    Raises
+    ------
+    ValueError
+        Another operator: of what is not stored, a minimum cannot be known.
+    """
+    if operator != "sum":
+        raise ValueError(
+            f"sparse tensors can be summed only, and the operator is {operator}: pass x.to_dense()"
+        )
+    mine = tensor.detach().coalesce()
+    indices = communicator.all_gather(array_of(mine.indices()), **options)
+    values = communicator.all_gather(array_of(mine.values()), **options)
+    total = torch.zeros_like(mine)
+    for index, value in zip(indices, values, strict=True):
+        total += torch.sparse_coo_tensor(
+            tensor_of(index), tensor_of(value), mine.shape, check_invariants=False
+        )
+    with torch.no_grad():  # `detach` would be another tensor, whose elements alone were replaced
+        tensor.copy_(total.coalesce())
+
+
+# The forms in which torch's group object is called: lists and options, or what a person writes.
+
+_OPTIONS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+
+
+def one_tensor(count: int, *further: str) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+    """Give an operation torch's form for users too: tensors without a list around them, ``allreduce(x, op)``.
+
+    Its own form has `count` lists, one for each tensor of a call, and options; more than one tensor is
+    refused, since backends differ in what that means.  `further` are the arguments after the tensors.
+    """
+
+    def decorate(method: Callable[..., Work]) -> Callable[..., Work]:
+        name = method.__name__
+
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **named: Any) -> Work:
+            values, rest = args[:count], args[count:]
+            if any(isinstance(value, torch.Tensor) for value in values):
+                values = tuple([value] for value in values)
+            for value in values:
+                if len(value) > 1:
+                    raise ValueError(f"{name} takes one tensor in a call, not {len(value)}: call it for each")
+            if named or (rest and not hasattr(rest[0], "timeout")):
+                given = dict(zip((*further, "timeout"), rest, strict=False), **named)
+                rest = (given.pop("opts", None) or ReduceOptions(),)
+                for key, option in given.items():
+                    if option is not None:
+                        setattr(rest[0], _OPTIONS[key], option)
+            return method(self, *values, *rest)
+
+        return call
+
+    return decorate
