@@ -24,7 +24,7 @@ from nbparallel.cluster.host_messages import (
     FailureNotice,
     HostReport,
     HostTask,
-    failed_outcome,
+    lost_outcome,
     notice_of,
 )
 from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool, host_loss, perform_calls
@@ -46,10 +46,9 @@ from nbparallel.session.tasks.dispatch import NOTED_NBYTES, TaskDispatcher, name
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.sharing.memory.array_layout import describe_dtype
 from nbparallel.transfer.pickle_format import ByValue
-from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import FailureKind
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.messages import Cause, RankFailure, runs_user_code
+from nbparallel.wire.messages import runs_user_code
 from nbparallel.wire.name_updates import NameKind, NameUpdate
 from nbparallel.wire.units import size_text
 
@@ -363,10 +362,8 @@ class HostRun(TaskRun):
             self._relay(host, FailureNotice(FailureKind.PEER, ranks[0], str(error)))
 
     def _fail(self, host: str, error: Exception) -> None:
-        now, name, pickled = time.monotonic_ns(), type(error).__name__, dump_error(error)
         for rank in self.hosts[host]:
-            failure = RankFailure(rank, now, name, str(error), pickled, cause=Cause.DIED)
-            self.outcomes.setdefault(rank, failed_outcome(self.request.number, failure))
+            self.outcomes.setdefault(rank, lost_outcome(self.request.number, rank, error))
 
     def _relay(self, host: str, notice: FailureNotice) -> None:
         """Notify the other hosts, once, that a rank has failed on this one: they end the task soon."""

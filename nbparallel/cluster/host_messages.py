@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import platform
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ import numpy as np
 
 import nbparallel
 from nbparallel.errors import rank_list
+from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import FailureKind
-from nbparallel.wire.messages import Outcome, RankFailure, Task
+from nbparallel.wire.messages import Cause, Outcome, RankFailure, Task
 
 MOST_EVENT = 16 << 10
 """Bytes of an event: the scheduler keeps the last 1000 of a session."""
@@ -102,6 +104,13 @@ def notice_of(outcome: Outcome) -> FailureNotice:
 def failed_outcome(number: int, failure: RankFailure) -> Outcome:
     """Return the outcome of a rank that cannot report one."""
     return Outcome(number, failure.rank, False, False, None, "", "", failure, False, 0, 0, (), applied=False)
+
+
+def lost_outcome(number: int, rank: int, error: Exception) -> Outcome:
+    """Return the outcome of a rank that is lost with its host, or has not begun."""
+    now, name = time.monotonic_ns(), type(error).__name__
+    failure = RankFailure(rank, now, name, str(error), dump_error(error), cause=Cause.DIED)
+    return failed_outcome(number, failure)
 
 
 def send_message(emit: Callable[[bytes], None], *message: Any) -> None:

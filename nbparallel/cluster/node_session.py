@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +17,7 @@ from nbparallel.cluster.host_messages import (
     HostReport,
     HostTask,
     failed_outcome,
+    lost_outcome,
 )
 from nbparallel.errors import RankDiedError, SegmentLostError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
@@ -36,7 +35,7 @@ from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
-from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankMemory, Task, runs_user_code
+from nbparallel.wire.messages import Outcome, RankMemory, Task, runs_user_code
 from nbparallel.wire.name_updates import NameKind
 
 if TYPE_CHECKING:
@@ -235,12 +234,8 @@ def _load() -> None:
 def _not_begun(task: HostTask, dead: Sequence[int]) -> HostReport:
     """Return the report on a task that counts on variables of ranks which had died by then."""
     text = f"{rank_list(dead)} died before the cell began, and no rank of the host has begun it: run it again"
-    error = pickle.dumps(RankDiedError(text, rank=dead[0]))
-    now, outcomes = time.monotonic_ns(), list[Outcome]()
-    for rank in task.tasks:
-        failure = RankFailure(rank, now, RankDiedError.__name__, text, error, cause=Cause.DIED)
-        outcomes.append(failed_outcome(task.number, failure))
-    return HostReport(tuple(outcomes))
+    error = RankDiedError(text, rank=dead[0])
+    return HostReport(tuple(lost_outcome(task.number, rank, error) for rank in task.tasks))
 
 
 def _report(run: TaskRun, pool: RankPool) -> HostReport:

@@ -15,6 +15,7 @@ import errno
 import os
 import resource
 import select
+import signal
 import socket
 import sys
 import time
@@ -69,6 +70,14 @@ def send_all(sock: socket.socket, *parts: bytes | memoryview) -> None:
         parts = (b"".join(parts),)
     for part in parts:
         sock.sendall(part)
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def is_debugged() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ from nbparallel.errors import (
 )
 from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
 from nbparallel.wire.control import ControlView, DeathRecord, FailureKind, FailureRecord
+from nbparallel.wire.system import signal_name
 
 MOST_HANDLERS = 100
 """How often a step is repeated: what raises more often is no handler, but the step itself."""
@@ -99,14 +99,6 @@ def _copy(error: BaseException, text: str, rank: int) -> BaseException:
     copy: BaseException = builtin.__new__(kind, text)
     vars(copy)["rank"] = getattr(error, "rank", rank)
     return copy
-
-
-def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def error_of_failure(record: FailureRecord) -> NbParallelError:

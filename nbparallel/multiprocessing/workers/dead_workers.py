@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import signal
 import time
 import weakref
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from multiprocessing import pool as library
 from typing import Any
 
 from nbparallel.errors import WorkerDiedError
+from nbparallel.wire.system import signal_name
 
 _FAILED_STARTS = 8
 """Workers that may die one after the other before any has begun."""
@@ -21,7 +21,7 @@ _LOST = 255
 def describe_end(process: Any) -> str:
     """Return how a worker ended, as the end of a sentence."""
     code = process.exitcode
-    if name := signal_name(code):
+    if name := signal_of(code):
         cause = ": by hand, or by the system because memory ran out" if name == "SIGKILL" else ""
         return f"was ended by {name}{cause}"
     printed = {1: "an exception, which it has printed, ", _LOST: "the end of its fork server, "}.get(code, "")
@@ -44,16 +44,14 @@ def end_processes(processes: Sequence[Any], seconds: float) -> None:
             process.join()
 
 
-def signal_name(code: int | None) -> str | None:
+def signal_of(code: int | None) -> str | None:
     """Return the name of the signal that an exit code stands for, None if it stands for none."""
-    if code is None or code >= 0:
-        return None
-    return next((s.name for s in signal.Signals if s.value == -code), f"signal {-code}")
+    return None if code is None or code >= 0 else signal_name(-code)
 
 
 def died_error(process: Any, task: str, owner: str = "pool", why: str = "") -> WorkerDiedError:
     """Return the error about a worker and what it lost; `why` is what it ended of, if it has said so."""
-    code, name = process.exitcode, signal_name(process.exitcode)
+    code, name = process.exitcode, signal_of(process.exitcode)
     return WorkerDiedError(
         f"worker {process.pid} of the {owner} {why or describe_end(process)}; {task}",
         pid=process.pid,

@@ -16,7 +16,7 @@ from nbparallel.errors import NbParallelError, PeerFailedError, RankDiedError
 from nbparallel.errors.questions import class_name, traceback_of
 from nbparallel.multiprocessing.starting.interrupts import SLICE_SECONDS, begin_interrupts
 from nbparallel.multiprocessing.starting.process_state import argument_tuple, default_context
-from nbparallel.multiprocessing.workers.dead_workers import end_processes, signal_name
+from nbparallel.multiprocessing.workers.dead_workers import end_processes, signal_of
 from nbparallel.multiprocessing.workers.task_interrupts import describable
 
 __tracebackhide__ = True  # of pytest: an error of a process shows the test, not the way here
@@ -226,7 +226,7 @@ class ProcessContext:
             error = ProcessRaisedException(text, index, process.pid)
             error.__cause__ = failure[2]
             return error
-        name = signal_name(process.exitcode)
+        name = signal_of(process.exitcode)
         how = f"with signal {name}" if name else f"with exit code {process.exitcode}"
         return ProcessExitedException(
             f"process {index} terminated {how}", index, process.pid, process.exitcode, name

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
 from dataclasses import dataclass
 
 from nbparallel.wire.messages import CELL_FILE
+from nbparallel.wire.system import signal_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,7 @@ class RankDeath:
     @property
     def signal_name(self) -> str | None:
         """``"SIGKILL"`` and so on."""
-        if self.signal_number is None:
-            return None
-        try:
-            return signal.Signals(self.signal_number).name
-        except ValueError:
-            return f"signal {self.signal_number}"
+        return None if self.signal_number is None else signal_name(self.signal_number)
 
 
 _LIKELY_CAUSE = {
