@@ -12,7 +12,6 @@ from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, 
 from nbparallel.distributed.arguments import check_group_rank, check_list
 from nbparallel.distributed.collectives.movements import ALL_GATHER
 from nbparallel.distributed.group import Group, checked_ranks
-from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 
 # What scripts ask about backends and launchers before they choose one; there is one backend.
 
@@ -86,9 +85,8 @@ class GroupOperations(OperationBase):
         if not isinstance(tag, str):
             raise TypeError(f"tag must be a string, not {type(tag).__name__}")
         members = checked_ranks(range(self.world_size) if ranks is None else ranks, self.world_size)
-        hosts = self._context.peers.hosts
-        if hosts is not None and self.rank in members and (others := elsewhere(hosts, members)):
-            raise boundary_error(hosts, others, "a group that is made")
+        if self.rank in members:
+            self._context.check_reach(members, "a group that is made")
         return Group(members, tag)
 
     @untraced

@@ -19,7 +19,6 @@ from nbparallel.distributed.arguments import (
 from nbparallel.distributed.collectives.group_collectives import GroupState
 from nbparallel.distributed.point_to_point.matching import Receive
 from nbparallel.distributed.runtime.call_site import receive_text
-from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.work import Work
 
@@ -248,8 +247,7 @@ class PointToPoint(OperationBase):
         if isinstance(rank, int | np.integer) and rank == PROC_NULL and group_rank is None:
             return PROC_NULL
         other = state.ranks[state.group_rank(rank, group_rank, name)]
-        if (hosts := self._context.peers.hosts) and (others := elsewhere(hosts, [other])):
-            raise boundary_error(hosts, others, f"a message with {name}={other} that is sent or received")
+        self._context.check_reach([other], f"a message with {name}={other} that is sent or received")
         return other
 
     @predefined

@@ -23,7 +23,6 @@ from nbparallel.distributed.collectives.reduce import Reduce
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.sender import Sender
-from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
@@ -269,8 +268,7 @@ class GroupTable:
         if state.cell != context.cell.number:
             missing = [r for r in state.ranks if r not in context.cell.ranks]
             if missing and context.cell.number:
-                if (hosts := context.peers.hosts) and (others := elsewhere(hosts, missing)):
-                    raise boundary_error(hosts, others, f"an operation of {state.group} that is called")
+                context.check_reach(missing, f"an operation of {state.group} that is called")
                 verb = "is" if len(missing) == 1 else "are"
                 raise ValueError(
                     f"{rank_list(missing)} {verb} not in this cell, and an operation of {state.group} needs "

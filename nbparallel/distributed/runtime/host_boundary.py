@@ -14,14 +14,10 @@ INSTEAD = (
 )
 
 
-def elsewhere(hosts: WorldPlace | None, ranks: Iterable[int]) -> list[int]:
-    """Return those of `ranks` that are on another host."""
-    return [] if hosts is None else [rank for rank in ranks if rank not in hosts.ranks]
-
-
-def boundary_error(hosts: WorldPlace, others: Iterable[int], what: str) -> HostBoundaryError:
-    """Return the error about `what`, which would need ranks of other hosts."""
-    return HostBoundaryError(f"{what} on host {hosts.name} needs {rank_list(others)}, and {INSTEAD}")
+def check_reach(hosts: WorldPlace | None, ranks: Iterable[int], what: str) -> None:
+    """Raise if one of `ranks`, which `what` needs, is on another host."""
+    if hosts is not None and (others := [rank for rank in ranks if rank not in hosts.ranks]):
+        raise HostBoundaryError(f"{what} on host {hosts.name} needs {rank_list(others)}, and {INSTEAD}")
 
 
 def inside_only(hosts: WorldPlace, what: str, instead: str) -> HostBoundaryError:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.call_site import CallSite, operation_runs
 from nbparallel.distributed.runtime.failures import describe, first_failure, repeat_until_done, without_frames
-from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
+from nbparallel.distributed.runtime.host_boundary import check_reach
 from nbparallel.distributed.runtime.peer_memory import PeerMemory
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
@@ -150,7 +150,7 @@ class CellState:
     last_line: int = 0
     by_item: bool = False
 
-    def not_whole(self, world_size: int, hosts: WorldPlace | None = None) -> Exception:
+    def not_whole(self, world_size: int) -> Exception:
         """Return why an operation on the world cannot begin here."""
         if self.by_item:
             return RuntimeError(
@@ -159,8 +159,6 @@ class CellState:
                 "item, and combine the list that `map` returns"
             )
         missing = [rank for rank in range(world_size) if rank not in self.ranks]
-        if hosts is not None and (others := elsewhere(hosts, missing)):
-            return boundary_error(hosts, others, "an operation on the world that is called")
         verb = "is" if len(missing) == 1 else "are"
         return ValueError(
             f"{rank_list(missing)} {verb} not in this cell, and an operation on the world needs all ranks"
@@ -365,7 +363,12 @@ class RankContext:
                 "one at a time"
             )
         if world and not self.whole:
-            raise self.cell.not_whole(self.world_size, self.peers.hosts)
+            self.check_reach(range(self.world_size), "an operation on the world that is called")
+            raise self.cell.not_whole(self.world_size)
+
+    def check_reach(self, ranks: Iterable[int], what: str) -> None:
+        """Raise if one of `ranks`, which `what` needs, is on another host of the session."""
+        check_reach(self.peers.hosts, ranks, what)
 
     # -- waiting ---------------------------------------------------------------------------------------
 

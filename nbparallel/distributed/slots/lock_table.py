@@ -28,7 +28,6 @@ import itertools
 from collections.abc import Sequence
 
 from nbparallel.distributed.runtime.failures import repeat_until_done
-from nbparallel.distributed.runtime.host_boundary import boundary_error, elsewhere
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError, NbParallelError
@@ -96,8 +95,7 @@ class LockTable:
             As every operation.
         """
         context = self._context
-        if (hosts := context.peers.hosts) and (others := elsewhere(hosts, range(context.world_size))):
-            raise boundary_error(hosts, others, "a lock that is taken")
+        context.check_reach(range(context.world_size), "a lock that is taken")
         if context.forked or not context.ready:
             context.refuse(world=False)
         context.ready = False
