@@ -19,7 +19,7 @@ from typing import IO, Any
 from nbparallel.cluster.node_port import NodePort
 from nbparallel.wire.system import roomy_pair, without_debugger
 
-_MAIN = (
+PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from nbparallel.cluster.node_process import main; main(*sys.argv[2:])"
 )
@@ -33,7 +33,7 @@ def start_process(host: str) -> tuple[subprocess.Popen[bytes], socket.socket, so
     try:
         path = json.dumps([entry or os.getcwd() for entry in sys.path])
         fds = [theirs.fileno(), their_doors.fileno()]
-        words = [sys.executable, "-c", _MAIN, path, *map(str, fds), str(os.getpid()), host]
+        words = [sys.executable, "-c", PROGRAM, path, *map(str, fds), str(os.getpid()), host]
         with without_debugger():
             process = subprocess.Popen(
                 words, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -93,7 +93,7 @@ def hosts(loop: asyncio.AbstractEventLoop) -> Iterator[Sequence[HostInTest]]:
     yield made
     for host in made:
         host.close()
-    wait_until(lambda: in_loop(loop, lambda: not [host for host in made if host.links._running]))
+    wait_until(lambda: in_loop(loop, lambda: len(asyncio.all_tasks()) == 1))
 
 
 def never(missing: list[int]) -> None:

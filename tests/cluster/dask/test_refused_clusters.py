@@ -173,7 +173,7 @@ def _start_programs(program: str) -> str:
     """Have the worker that runs it start nodes by another program; return the one before."""
     from nbparallel.cluster import node_process
 
-    former, node_process._MAIN = node_process._MAIN, program
+    former, node_process.PROGRAM = node_process.PROGRAM, program
     return former
 
 

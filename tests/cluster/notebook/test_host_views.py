@@ -35,10 +35,10 @@ class GatedLoopback(Loopback):
         self.open = threading.Event()
         self.open.set()
 
-    def anchor(self, host: str, node: str) -> LoopbackHost:
+    def anchor(self, host: str) -> LoopbackHost:
         """Start a node, if it may."""
         assert self.open.wait(30)
-        return super().anchor(host, node)
+        return super().anchor(host)
 
     def call(self, op: str, data: Mapping[str, bytes], timeout: float) -> dict[str, NodeReply]:
         """Call, if it may."""
