@@ -294,7 +294,8 @@ class HostRun(TaskRun):
         if pressed > 0 and self.running:
             interrupts.answered = interrupts.count
             self.escalation.interrupted = True
-            self._tell(self.running, "interrupt", pressed)
+            for _ in range(pressed):
+                self._tell(self.running, "interrupt")
 
     def _look(self) -> None:
         """Ask every host for a sign of life, and give up the one that has given none for long."""
@@ -311,8 +312,7 @@ class HostRun(TaskRun):
         self._tell(self.running, "look")
 
     def _tell(self, hosts: Sequence[str], op: str, *what: Any) -> None:
-        data = pickle.dumps((self.request.number, *what))
-        self._host_pool.cluster.call(op, dict.fromkeys(hosts, data), 0.0)
+        self._host_pool.cluster.call(op, dict.fromkeys(hosts, pickle.dumps(what)), 0.0)
 
     def _hear(self, host: str, message: tuple[Any, ...]) -> None:
         kind, *rest = message
@@ -369,7 +369,9 @@ class HostRun(TaskRun):
         """Notify the other hosts, once, that a rank has failed on this one: they end the task soon."""
         if not self._relayed:
             self._relayed = True
-            self._tell([other for other in self.running if other != host], "peer_failed", notice)
+            self._tell(
+                [other for other in self.running if other != host], "peer_failed", self.request.number, notice
+            )
 
 
 class HostDispatcher(TaskDispatcher):

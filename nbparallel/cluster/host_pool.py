@@ -318,7 +318,9 @@ class HostPool:
     def _connect(self, interrupts: InterruptCounter) -> None:
         """Have all ranks of the hosts that are there live, and every two of these hosts connected."""
         here = set(self.hosts.hosts) - self._lost.keys()
-        for revived in self.ask("ready", dict.fromkeys(self.changed & here, ()), START_SECONDS).values():
+        for revived in self.ask(
+            "take_revived", dict.fromkeys(self.changed & here, ()), START_SECONDS
+        ).values():
             self._forget(revived)
         self.changed.clear()
         self.links.connect(here, interrupts)
@@ -392,7 +394,7 @@ class HostPool:
         if found != host:
             others = set(self.hosts.hosts) - self._lost.keys() - {found}
             with contextlib.suppress(StartError):  # of one that is lost as well: the task finds that
-                self.ask("rename", dict.fromkeys(others, (self.hosts.hosts,)), ANSWER_SECONDS)
+                self.ask("rename_hosts", dict.fromkeys(others, (self.hosts.hosts,)), ANSWER_SECONDS)
         ranks = former.by_host[host]
         self._forget(ranks)
         self._notes.append(

@@ -124,8 +124,8 @@ class HostViews(SessionViews):
         """Return what the method of that name of each node's session returned, and why others say nothing."""
         lost, seen = self._host_pool.missing, dict[str, Any]()
         there = [host for host in hosts or self._host_pool.running.hosts.hosts if host not in lost]
-        asked = dict.fromkeys(there, pickle.dumps((method.__name__, *arguments)))
-        for host, reply in self._host_pool.cluster.call("view", asked, VIEW_SECONDS).items():
+        asked = dict.fromkeys(there, pickle.dumps(arguments))
+        for host, reply in self._host_pool.cluster.call(method.__name__, asked, VIEW_SECONDS).items():
             if reply.error or reply.silent:
                 lost[host] = f"host {host}: {reply.error.partition(NEW_LINE)[0] or 'it does not answer now'}"
             else:

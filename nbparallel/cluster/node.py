@@ -8,12 +8,10 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from nbparallel.cluster.host_messages import (
     INLINE,
-    FailureNotice,
     HostReport,
     HostTask,
     notice_of,
@@ -27,7 +25,6 @@ from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.wire.frames import DOOR_HEAD, DoorKind
-from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Display, Outcome
 from nbparallel.wire.system import roomy_pair
@@ -106,7 +103,9 @@ BEGIN_SECONDS = 5.0
 
 
 class Node:
-    """A host's ranks, for the kernel; each of its calls is a method, data and reply are pickled.
+    """A host's ranks, for the kernel; data and reply of its calls are pickled.
+
+    A call is a method here, or one of the session of the ranks, also what a user calls of it.
 
     Parameters
     ----------
@@ -125,14 +124,15 @@ class Node:
         self._ended = False
 
     def handle(self, op: str, data: bytes) -> bytes:
-        """Handle a call of the kernel: a method of that name."""
+        """Handle a call of the kernel."""
         if self._session is not None:
             host_of_rank.set(self._session.place.host_of)  # each call has a thread, and its context
         if op == "fill":  # the piece stands behind what was pickled
             number, start, size = pickle.loads(data)
             self._running.arrays.fill(number, start, memoryview(data)[-size:])
             return pickle.dumps(None)
-        return pickle.dumps(getattr(self, f"_on_{op}")(*pickle.loads(data)), 5)
+        call = getattr(self, f"_on_{op}", None) or getattr(self._running, op)
+        return pickle.dumps(call(*pickle.loads(data)), 5)
 
     def end(self) -> None:
         """End every rank (idempotent)."""
@@ -167,35 +167,11 @@ class Node:
         if not begun.wait(BEGIN_SECONDS):
             raise NbParallelError("the ranks are busy with something else")
 
-    def _on_lack(self, wanted: Sequence[ArrayHandle]) -> list[int]:
-        return self._running.lack(wanted)
-
     def _on_take(self) -> bytes:
         """Return the last report, which was too large for an event."""
         return self._report
 
-    def _on_interrupt(self, _number: int, times: int) -> None:
-        for _ in range(times):
-            self._running.interrupt()
-
-    def _on_peer_failed(self, number: int, notice: FailureNotice) -> None:
-        self._running.peer_failed(number, notice)
-
-    def _on_ready(self) -> list[int]:
-        """Start ranks again that have died; return which were since the last time."""
-        return self._running.take_revived()
-
-    def _on_rename(self, hosts: tuple[str, ...]) -> None:
-        self._running.rename_hosts(hosts)
-
-    def _on_restart(self, rank: int | None) -> None:
-        self._running.restart(rank)
-
-    def _on_view(self, what: str, *arguments: Any) -> Any:
-        """Return what the session here shows of its ranks: its method `what` does."""
-        return getattr(self._running, what)(*arguments)
-
-    def _on_look(self, _number: int) -> None:
+    def _on_look(self) -> None:
         """Show that this node and its connection work, by an event as output is."""
         send_message(self.port.emit, "here")
 
