@@ -186,16 +186,49 @@ HOOKS = {
 
 def test_the_core_names_no_race_detector() -> None:
     """It is an observer of cells: only hooks that users see have its name."""
-    named = {
+    assert _naming("races?") == set(HOOKS)
+
+
+INSIDE = (
+    "channel", "sharing", "transfer", "distributed.collectives", "distributed.data_parallel",
+    "distributed.equality", "distributed.point_to_point", "distributed.slots", "session.names",
+)  # fmt: skip
+"""What works inside of one host: that there are others is known to the calls of users and what is below."""
+TORCH = {
+    "nbparallel.sharing": "tensors as arrays",
+    "nbparallel.transfer": "tensors in pickles, and how they are shown",
+    "nbparallel.engine.environment": "threads and random streams, which cells find set",
+    "nbparallel.session.names.notebook_settings": "the notebook's settings of torch",
+    "nbparallel.distributed.api.groups": "arguments of torch's `new_group`",
+    "nbparallel.distributed.work": "`get_future`",
+    "nbparallel.distributed.data_parallel.gradients": "what to write in place of a tensor",
+    "nbparallel.distributed.slots.mismatch": "the same",
+}
+"""Modules and packages of the core that may name torch, and why."""
+
+
+def test_what_works_inside_a_host_names_none() -> None:
+    """Nor Dask, nor a cluster: operations over hosts are made of those inside one, which do not know it."""
+    named = _naming("hosts?|dask|clusters?")
+    assert not [module for module in named if module.removeprefix("nbparallel.").startswith(INSIDE)]
+
+
+def test_the_core_names_torch_in_few_places() -> None:
+    """Where tensors are looked at, and what users of torch expect."""
+    assert not [module for module in _naming("torch") if not module.startswith(tuple(TORCH))]
+
+
+def _naming(word: str) -> set[str]:
+    """Return the modules of the core, without the race detector, that have a word in a name."""
+    return {
         module
         for module, tree in TREE.trees.items()
         if module.split(".")[1:2] and module.split(".")[1] in CORE
         if not module.startswith("nbparallel.distributed.races")
         for node in ast.walk(tree)
         for name in (*_identifiers(node), *_texts(node))
-        if re.search(r"(?i)(?<![a-z])races?(?![a-z])", name)
+        if re.search(rf"(?i)(?<![a-z])({word})(?![a-z])", name)
     }
-    assert named == set(HOOKS)
 
 
 def _identifiers(node: ast.AST) -> Iterator[str]:
