@@ -33,8 +33,6 @@ from nbparallel.wire.system import roomy_pair
 
 FOLD_SECONDS = 0.01
 """How long text waits for more of it after an event; the first after a pause does not wait."""
-FOLDED = 12 << 10
-"""Characters that are sent without waiting any longer."""
 NOTE = "note"
 
 
@@ -48,7 +46,6 @@ class NodeOutput(TaskOutput):
         super().__init__(number, None)
         self._port = port
         self._items: list[tuple[int, str, Any]] = []
-        self._characters = 0
         self._changed = threading.Condition()
         self._closed = False
         threading.Thread(target=self._send_folded, name="nbparallel-output", daemon=True).start()
@@ -56,21 +53,20 @@ class NodeOutput(TaskOutput):
     # docstrings inherited
 
     def stream(self, rank: int, name: str, text: str) -> None:
-        self._add(rank, name, text, len(text))
+        self._add(rank, name, text)
 
     def display(self, rank: int, message: Display) -> None:
-        self._add(rank, message.kind, message, FOLDED)
+        self._add(rank, message.kind, message)
 
     def note(self, text: str) -> None:
-        self._add(-1, NOTE, text, len(text))
+        self._add(-1, NOTE, text)
 
-    def _add(self, rank: int, kind: str, what: Any, characters: int) -> None:
+    def _add(self, rank: int, kind: str, what: Any) -> None:
         with self._changed:
             if isinstance(what, str) and kind != NOTE and self._items and self._items[-1][:2] == (rank, kind):
                 what = self._items.pop()[2] + what
             self._items.append((rank, kind, what))
-            self._characters += characters
-            if self._closed or self._characters >= FOLDED:
+            if self._closed:
                 self._flush()
             else:
                 self._changed.notify()
@@ -78,7 +74,7 @@ class NodeOutput(TaskOutput):
     def _flush(self) -> None:
         """Send what there is, in order; the lock is held."""
         if self._items:
-            items, self._items, self._characters = self._items, [], 0
+            items, self._items = self._items, []
             send_message(self._port.emit, "output", self.number, items)
 
     def _send_folded(self) -> None:
