@@ -278,7 +278,7 @@ class HostRun(TaskRun):
             task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, names)
             parts[host] = pickle.dumps((task,), 5)
         self.running = list(self.hosts)
-        self._host_pool.links.task = number
+        self._host_pool.task = number
         for host, reply in self._host_pool.cluster.call("task", parts, ANSWER_SECONDS).items():
             if reply.error or reply.silent:
                 reason = reply.error or f"it did not take the task within {ANSWER_SECONDS:g} s"
@@ -321,7 +321,7 @@ class HostRun(TaskRun):
         elif kind == "died":
             self._host_pool.changed.add(host)
         elif kind == "unlinked":
-            self._host_pool.links.lose(host, *rest)
+            self._host_pool.link_lost(host, *rest)
         elif host in self.running and rest[0] == self.request.number:  # not of an earlier task
             if kind == "failed":
                 self._relay(host, rest[1])

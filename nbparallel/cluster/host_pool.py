@@ -87,52 +87,8 @@ def perform_calls(
         raise
 
 
-# Links between hosts, as the kernel knows them: every two nodes are connected before a task begins.
-
 LINK_SECONDS = 20.0
 """How long two workers may take to connect."""
-
-
-class LinkTable:
-    """Which hosts are connected."""
-
-    task = -1
-    """Number of the last task that was sent."""
-
-    def __init__(self, cluster: DaskCluster) -> None:
-        self._cluster = cluster
-        self._pairs: dict[tuple[str, str], int] = {}
-        """By names in order: the last task that does not use their link."""
-
-    def connect(self, hosts: Iterable[str], interrupts: InterruptCounter) -> None:
-        """Connect every two of these hosts that are not.
-
-        Raises
-        ------
-        StartError
-            Two of them cannot reach each other; the message names both.
-        """
-        pairs = set(itertools.combinations(sorted(hosts), 2)) - self._pairs.keys()
-        if pairs:
-            link, abandoned = self._cluster.link, threading.Event()
-            calls = {f"hosts {one} and {two}": partial(link, one, two, LINK_SECONDS) for one, two in pairs}
-            perform_calls(calls, interrupts, abandoned)
-            self._pairs |= dict.fromkeys(pairs, self.task)
-
-    def lose(self, one: str, other: str, task: int) -> None:
-        """Record that two hosts are not connected any more by the link that they have used since a task.
-
-        Both say so: what the later one says is perhaps of a link that has been replaced since.
-        """
-        pair = min(one, other), max(one, other)
-        if pair in self._pairs and task > self._pairs[pair]:
-            del self._pairs[pair]
-
-    def forget(self, host: str) -> None:
-        """Record that a host is lost."""
-        self._pairs = {pair: task for pair, task in self._pairs.items() if host not in pair}
-
-
 START_SECONDS = 90.0
 """Bound for the start of a host's ranks, generous: an environment may lie on a slow disk."""
 RETURN_SECONDS = 3.0
@@ -192,7 +148,9 @@ class HostPool:
         self._silent: set[str] = set()  # hosts of which the last call of `ask` got no answer
         self._lost: dict[str, str] = {}  # hosts that are lost, and how that was seen
         self._notes: list[str] = []
-        self.links = LinkTable(cluster)
+        self._linked: dict[tuple[str, str], int] = {}
+        """Hosts that are connected, names in order; and the last task that does not use their link."""
+        self.task = -1  # number of the last task that was sent
         self.closed = False
         cluster.events(self)
 
@@ -309,21 +267,29 @@ class HostPool:
             if message[0] == "died":
                 self.changed.add(host)
             elif message[0] == "unlinked":
-                self.links.lose(host, *message[1:])
+                self.link_lost(host, *message[1:])
             elif message[0] == "lost":
                 self.host_lost(host, message[1])
                 lost = True
         return lost
 
     def _connect(self, interrupts: InterruptCounter) -> None:
-        """Have all ranks of the hosts that are there live, and every two of these hosts connected."""
+        """Have all ranks of the hosts that are there live, and every two of these hosts connected.
+
+        A `StartError` about two that cannot reach each other names both.
+        """
         here = set(self.hosts.hosts) - self._lost.keys()
         for revived in self.ask(
             "take_revived", dict.fromkeys(self.changed & here, ()), START_SECONDS
         ).values():
             self._forget(revived)
         self.changed.clear()
-        self.links.connect(here, interrupts)
+        pairs = set(itertools.combinations(sorted(here), 2)) - self._linked.keys()
+        calls = {
+            f"hosts {one} and {two}": partial(self.cluster.link, one, two, LINK_SECONDS) for one, two in pairs
+        }
+        perform_calls(calls, interrupts, threading.Event())
+        self._linked |= dict.fromkeys(pairs, self.task)
 
     def _start(self, indices: Iterable[int], interrupts: InterruptCounter) -> None:
         """Start the ranks of some of the hosts."""
@@ -436,9 +402,18 @@ class HostPool:
         """Record that a host is lost; should its node still run, it ends."""
         self._lost[host], self.starting = reason, ()
         self._given_up = self._given_up | {host} if silent else self._given_up - {host}
-        self.links.forget(host)
+        self._linked = {pair: task for pair, task in self._linked.items() if host not in pair}
         if (anchor := self._anchors.pop(host, None)) is not None:
             anchor.release(give_up=silent)
+
+    def link_lost(self, one: str, other: str, task: int) -> None:
+        """Record that two hosts are not connected any more by the link that they had in a task.
+
+        Both say so: what the later one says is perhaps of a link that has been replaced since.
+        """
+        pair = min(one, other), max(one, other)
+        if task > self._linked.get(pair, task):
+            del self._linked[pair]
 
     def host_of(self, rank: int) -> str:
         """Return the name of a rank's host."""
