@@ -44,7 +44,6 @@ from nbparallel.distributed.collectives.movements import (
 from nbparallel.distributed.collectives.reduce import array_part
 from nbparallel.distributed.data_parallel.gradients import Gradients, average_declared, check_declarations
 from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
-from nbparallel.distributed.runtime.host_boundary import inside_only
 from nbparallel.distributed.runtime.host_door import HostDoor
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
@@ -62,6 +61,7 @@ from nbparallel.errors import (
     LEFT_OUT,
     CollectiveMismatchError,
     CollectiveTimeoutError,
+    HostBoundaryError,
     HostLostError,
     NbParallelError,
     rank_list,
@@ -140,8 +140,15 @@ class HostOperations:
         """Whether the operation of this name is built; raises if it is not in this form."""
         if name in BUILT and (async_op or view):
             form = "async_op" if async_op else "view"
-            raise inside_only(self._place, f"{name}({form}=True)", f"leave {form} out")
+            raise self._inside_only(f"{name}({form}=True)", f"leave {form} out")
         return name in BUILT
+
+    def _inside_only(self, what: str, instead: str) -> HostBoundaryError:
+        """Return the error about a form that is not built over hosts, and what to do instead."""
+        return HostBoundaryError(
+            f"{what} on host {self._place.name} needs a group of this host's ranks: {instead}, or pass "
+            "group=dist.host_group()"
+        )
 
     # -- operations ----------------------------------------------------------------------------------------
 
@@ -161,7 +168,7 @@ class HostOperations:
         array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
         if array is None and is_module(x):
             instead = "broadcast its state_dict(), which every rank loads"
-            raise inside_only(self._place, "broadcast of a module of torch", instead)
+            raise self._inside_only("broadcast of a module of torch", instead)
         if mine or array is None:
             found = self.move(local, BROADCAST, (x,) if mine else (), (), root, False, until)
             return x if mine else found

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.call_site import CallSite, operation_runs
 from nbparallel.distributed.runtime.failures import describe, first_failure, repeat_until_done, without_frames
-from nbparallel.distributed.runtime.host_boundary import check_reach
 from nbparallel.distributed.runtime.peer_memory import PeerMemory
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
@@ -20,6 +19,7 @@ from nbparallel.errors import (
     CollectiveTimeoutError,
     DeadlockError,
     ForkedRankError,
+    HostBoundaryError,
     NbParallelError,
     PeerFailedError,
     SegmentLostError,
@@ -38,6 +38,12 @@ from nbparallel.wire.control_layout import (
 )
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
+
+INSIDE_HOSTS = (
+    "only barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, reduce_scatter, all_to_all "
+    "and dist's average_gradients, assert_same and batches cross hosts, in a cell on all ranks: use one of "
+    "these, or pass group=dist.host_group(), the ranks of this host"
+)
 
 # The other ranks of an epoch, as their words in the control segment show them (failed, died, left).
 
@@ -368,7 +374,11 @@ class RankContext:
 
     def check_reach(self, ranks: Iterable[int], what: str) -> None:
         """Raise if one of `ranks`, which `what` needs, is on another host of the session."""
-        check_reach(self.peers.hosts, ranks, what)
+        hosts = self.peers.hosts
+        if hosts is not None and (others := [rank for rank in ranks if rank not in hosts.ranks]):
+            raise HostBoundaryError(
+                f"{what} on host {hosts.name} needs {rank_list(others)}, and {INSIDE_HOSTS}"
+            )
 
     # -- waiting ---------------------------------------------------------------------------------------
 
