@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import queue
-import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -125,35 +124,26 @@ class HostArrays(SharedArrays):
                 lacking.setdefault(number, []).append(host)
         arrays = {handle.segment: array() for array, _, handle in self._known.values()}
         names = {number: update.name for some in wanted.values() for number, update in some.items()}
-        pieces: queue.SimpleQueue[tuple[int, int, npt.NDArray[Any]]] = queue.SimpleQueue()
+        nbytes = {names[number]: array.nbytes for number in lacking if (array := arrays[number]) is not None}
+        size, sent = sum(nbytes.values()), list[int]()
+
+        def send(number: int, start: int, piece: npt.NDArray[Any]) -> None:
+            head = pickle.dumps((number, start, piece.size))  # of the piece it would make three copies
+            pool.ask("fill", dict.fromkeys(lacking[number], head + piece.data), ANSWER_SECONDS)
+            sent.append(piece.size)
+            if time.monotonic() - began > BAR_SECONDS:
+                output.progress(f"sending {', '.join(nbytes)}: {_bar(sum(sent), size)}")
+
+        pieces: dict[str, Callable[[], None]] = {}
         for number in lacking:
             if (array := arrays[number]) is not None and array.nbytes:
                 content = array.ravel(order="A").view(np.uint8)
                 for start in range(0, content.size, PIECE_NBYTES):
-                    pieces.put((number, start, content[start : start + PIECE_NBYTES]))
-        abandoned, count = threading.Event(), pieces.qsize()
-        nbytes = {names[number]: array.nbytes for number in lacking if (array := arrays[number]) is not None}
-        size = sum(nbytes.values())
-
-        def send_pieces() -> None:
-            while not abandoned.is_set():
-                try:
-                    number, start, piece = pieces.get_nowait()
-                except queue.Empty:
-                    return
-                data = b"".join(
-                    (pickle.dumps((number, start, piece.size)), piece.data)
-                )  # pickling copies it thrice
-                pool.ask("fill", dict.fromkeys(lacking[number], data), ANSWER_SECONDS)
-                if time.monotonic() - began > BAR_SECONDS:
-                    done = size * (count - pieces.qsize()) // count
-                    output.progress(f"sending {', '.join(nbytes)}: {_bar(done, size)}")
-
-        seconds = ANSWER_SECONDS * (1 + pieces.qsize())
-        senders = {f"sender {n} of an array": send_pieces for n in range(min(WINDOW, pieces.qsize()))}
-        self.moving = (", ".join(nbytes), size) if count else None
+                    piece = content[start : start + PIECE_NBYTES]
+                    pieces[f"piece {len(pieces)} of an array"] = partial(send, number, start, piece)
+        self.moving = (", ".join(nbytes), size) if pieces else None
         try:
-            perform_calls(senders, interrupts, abandoned, seconds)
+            perform_calls(pieces, interrupts, None, ANSWER_SECONDS * (1 + len(pieces)), WINDOW)
         finally:
             self.moving = None
             output.progress("")

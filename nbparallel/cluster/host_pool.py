@@ -48,13 +48,15 @@ SLICE_SECONDS = 0.1
 def perform_calls(
     calls: Mapping[str, Callable[[], object]],
     interrupts: InterruptCounter,
-    abandoned: threading.Event,
+    abandoned: threading.Event | None = None,
     seconds: float | None = None,
+    together: int | None = None,
 ) -> None:
     """Perform calls, each in a thread; return when all have, or raise what the first one raised.
 
-    An interrupt raises soon.  Then `abandoned` is set: what a call makes afterwards it has to end itself.
-    `StartError` names those that have not returned in time: the names are what each waits for.
+    At most so many are performed `together`, by default all.  An interrupt raises soon.  Then `abandoned` is
+    set: what a call makes afterwards it has to end itself.  `StartError` names those that have not returned
+    in time: the names are what each waits for.
     """
     done: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
 
@@ -67,11 +69,14 @@ def perform_calls(
             done.put((name, None))
 
     seconds = MOST_SECONDS if seconds is None else seconds
-    left, deadline = set(calls), time.monotonic() + seconds
+    jobs, left, deadline = iter(calls.items()), set[str](), time.monotonic() + seconds
     try:
-        for job in calls.items():
-            threading.Thread(target=perform, args=job, name="nbparallel-call", daemon=True).start()
-        while left:
+        while True:
+            for job in itertools.islice(jobs, (together or len(calls)) - len(left)):
+                left.add(job[0])
+                threading.Thread(target=perform, args=job, name="nbparallel-call", daemon=True).start()
+            if not left:
+                return
             interrupts.check()
             try:
                 name, error = done.get(timeout=SLICE_SECONDS)
@@ -83,7 +88,8 @@ def perform_calls(
                 raise error
             left.remove(name)
     except BaseException:
-        abandoned.set()
+        if abandoned is not None:
+            abandoned.set()
         raise
 
 
@@ -288,7 +294,7 @@ class HostPool:
         calls = {
             f"hosts {one} and {two}": partial(self.cluster.link, one, two, LINK_SECONDS) for one, two in pairs
         }
-        perform_calls(calls, interrupts, threading.Event())
+        perform_calls(calls, interrupts)
         self._linked |= dict.fromkeys(pairs, self.task)
 
     def _start(self, indices: Iterable[int], interrupts: InterruptCounter) -> None:
