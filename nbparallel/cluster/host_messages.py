@@ -20,7 +20,7 @@ from nbparallel.wire.messages import Cause, Outcome, RankFailure, Task
 
 MOST_EVENT = 16 << 10
 """Bytes of an event: the scheduler keeps the last 1000 of a session."""
-_MORE, _LAST = b"\1", b"\0"
+MORE, _LAST = b"\1", b"\0"
 """First byte of an event: whether the message goes on in the next one."""
 SAME_ERRORS = {
     "CollectiveMismatchError": FailureKind.MISMATCH,
@@ -118,7 +118,7 @@ def send_message(emit: Callable[[bytes], None], *message: Any) -> None:
     data = pickle.dumps(message, 5)
     room = MOST_EVENT - 1
     for start in range(0, len(data), room):
-        emit((_LAST if start + room >= len(data) else _MORE) + data[start : start + room])
+        emit((_LAST if start + room >= len(data) else MORE) + data[start : start + room])
 
 
 def versions() -> dict[str, str]:
@@ -129,19 +129,3 @@ def versions() -> dict[str, str]:
         "nbparallel": nbparallel.__version__,
         "numpy": np.__version__.partition(".")[0],
     }
-
-
-class EventJoiner:
-    """Makes messages of one host's events."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def feed(self, event: bytes) -> tuple[Any, ...] | None:
-        """Take an event; return the message that it completes, or None."""
-        self._parts.append(event[1:])
-        if event[:1] == _MORE:
-            return None
-        data, self._parts = b"".join(self._parts), []
-        message: tuple[Any, ...] = pickle.loads(data)
-        return message

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.cluster.host_messages import EventJoiner, versions
+from nbparallel.cluster.host_messages import MORE, versions
 from nbparallel.errors import (
     NO_RANKS,
     STOPPED,
@@ -149,7 +149,7 @@ class HostPool:
         self.heard: set[str] = set()  # hosts of which something has come since this was cleared
         self._names, self._output_of = names, output_of
         self._anchors: dict[str, DaskAnchor] = {}
-        self._joiners: dict[str, EventJoiner] = {}
+        self._begun: dict[str, bytes] = {}  # what has come of a message that takes several events, by host
         self._given_up: frozenset[str] = frozenset()  # hosts that were lost since they did not answer
         self._silent: set[str] = set()  # hosts of which the last call of `ask` got no answer
         self._lost: dict[str, str] = {}  # hosts that are lost, and how that was seen
@@ -165,11 +165,15 @@ class HostPool:
     def event(self, host: str, data: bytes) -> None:
         self.heard.add(host)
         try:
-            message = self._joiners[host].feed(data)
+            whole = self._begun.pop(host, b"") + data[1:]
+            if data[:1] == MORE:
+                self._begun[host] = whole
+                return
+            message = pickle.loads(whole)
         except Exception as error:  # noqa: BLE001  unpickling what is damaged may raise anything
             self.lost(host, f"its node sent what cannot be read ({type(error).__name__}: {error})")
             return
-        if message is None or message[0] == "here":
+        if message[0] == "here":
             return
         if message[0] != "output":
             self.messages.put((host, message))
@@ -308,7 +312,8 @@ class HostPool:
             if abandoned.is_set():
                 made.release()
 
-        self._joiners.update({host: EventJoiner() for host in places})
+        for host in places:
+            self._begun.pop(host, None)
         perform_calls({f"host {host}": partial(anchor, host) for host in places}, interrupts, abandoned)
         mine = versions()
         for host, theirs in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():

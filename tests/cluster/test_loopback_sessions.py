@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -13,7 +14,6 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.cluster import node
-from nbparallel.cluster.host_messages import EventJoiner
 from nbparallel.errors import HostBoundaryError, ParallelError
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
@@ -80,7 +80,7 @@ def test_output_after_a_pause_does_not_wait_for_more(monkeypatch: pytest.MonkeyP
     output.stream(1, "stdout", "third")
     assert len(events) == 1
     output.close()
-    assert [EventJoiner().feed(event) for event in events] == [
+    assert [pickle.loads(event[1:]) for event in events] == [
         ("output", 1, [(0, "stdout", "first")]),
         ("output", 1, [(0, "stdout", "second"), (1, "stdout", "third")]),
     ]
