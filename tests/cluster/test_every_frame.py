@@ -67,11 +67,11 @@ def run_cell(session: nbp.Session, number: int) -> object:
 
 
 def run_next(session: nbp.Session, number: int) -> object:
-    """Do this after a fault: a rank that died behind its last frame may be missed as the next cell begins."""
+    """Do this after a fault: what is lost behind its last frame may be missed as the next cell begins."""
     try:
         return run_cell(session, number)
     except ParallelError as error:
-        if "died before the cell began" not in str(error):
+        if "died before the cell began" not in str(error) and "its process ended" not in str(error):
             raise
     return run_cell(session, number)
 
