@@ -13,7 +13,7 @@ ARGS   ?=
 SIDE_BY_SIDE = -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-rest test-pythons test-newest test-oldest test-lab picture lab torch dask mpi lint bench sweep docs dist lock clean
+.PHONY: help setup demo test test-all test-rest test-pythons test-newest test-oldest test-lab picture lab torch dask mpi lint words bench sweep docs dist lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+words: $(VENV)/ready  ## count the words of the documentation
+	@$(BIN)/python -m docs.site.words
 
 picture: $(VENV)/lab-tests  ## take README's picture of a cell in JupyterLab (needs chromium)
 	@$(BIN)/python -m tests.widgets.lab.readme_picture

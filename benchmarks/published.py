@@ -124,7 +124,7 @@ def shown(seconds: float) -> str:
     >>> shown(0.9614), shown(0.0274), shown(0.1134), shown(72.8e-6), shown(1.3e-3), shown(7.54)
     ('0.96 s', '27 ms', '113 ms', '73 µs', '1.3 ms', '7.5 s')
     """
-    unit = next(unit for unit in ("s", "ms", "µs") if seconds >= UNITS[unit] * (0.9 if unit == "s" else 1))
+    unit = "s" if seconds >= 0.9 else "ms" if seconds >= 1e-3 else "µs"
     value = seconds / UNITS[unit]
     digits = 0 if value >= 9.95 else 1 if value >= 0.995 else 2
     return f"{value:.{digits}f} {unit}"

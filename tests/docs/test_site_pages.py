@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import nbparallel
 import nbparallel.distributed as dist
 from docs.site import name_examples, page_source, sections
-from docs.site.reference_entries import configuration_rows, magic_sections
+from docs.site.reference_entries import configuration_rows, magic_entries
 from nbparallel import errors
 from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.magics import ParallelMagics
@@ -160,11 +160,15 @@ def test_every_magic_and_option_is_on_its_page() -> None:
         *(f"%{name}" for name in ParallelMagics.magics["line"] if not name.startswith("%")),
         *(f"%%{name}" for name in ParallelMagics.magics["cell"]),
     }
-    found = list(magic_sections())
-    assert {title for _, title, _ in found} == registered
-    assert len({anchor for anchor, _, _ in found}) == len(found)
+    found = list(magic_entries())
+    assert {magic.title for magic in found} == registered
+    anchors = [entry.anchor for magic in found for entry in (magic, *magic.flags)]
+    assert len(set(anchors)) == len(anchors)
+    assert "cell-parallel-check-races" in anchors, "a flag can be linked to"
+    assert all(magic.text and magic.example for magic in found)
+    assert {flag.anchor for magic in found for flag in magic.shared} <= set(anchors)
     page = (REFERENCE / "magics.md").read_text()
-    assert [title for _, title, _ in found if f"`{title}" not in page] == []
+    assert [magic.title for magic in found if f"`{magic.title}" not in page] == []
     assert "```{magics}" in page
     options = list(configuration_rows())
     assert {name for name, *_ in options} == set(NbParallel.class_own_traits(config=True))
