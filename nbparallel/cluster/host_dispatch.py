@@ -424,9 +424,6 @@ class HostDispatcher(TaskDispatcher):
             if line:
                 self._note(run, line)
 
-    def shrink(self, pool: Any, world_size: int, interrupts: InterruptCounter) -> None:
-        pool.world_size = world_size  # which is refused
-
     def await_ranks(self, run: TaskRun, interrupts: InterruptCounter) -> None:
         try:
             run.wait(interrupts)

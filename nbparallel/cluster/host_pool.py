@@ -22,7 +22,6 @@ from nbparallel.errors import (
     NO_RANKS,
     STOPPED,
     ClosedError,
-    HostBoundaryError,
     HostLostError,
     StartError,
     rank_list,
@@ -101,10 +100,6 @@ RETURN_SECONDS = 3.0
 """How long the next task waits for a worker that has ended to be there again: its nanny may start it."""
 ANSWER_SECONDS, LAST_SECONDS = 13.0, 2.0
 """Bounds for calls that a node answers immediately, and for one that it gets when it has not answered."""
-NO_RESIZE = (
-    "the number of ranks of a session on hosts is fixed when it is made: make another one, as with "
-    "`%parallel_cluster --ranks-per-host 4 client` or Session(cluster=client, ranks_per_host=4)"
-)
 NEW_LINE = "\n"
 AGAIN = "; and it could not be started again: "
 
@@ -138,7 +133,7 @@ class HostPool:
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
         self.cluster, self.hosts, self.start_method = cluster, hosts, start_method
-        self.ranks = range(hosts.world_size)
+        self.world_size, self.ranks = hosts.world_size, range(hosts.world_size)
         self.pool: HostPool | None = None
         """Itself, when the ranks run."""
         self.starting: tuple[int, ...] = ()  # the ranks that are being started
@@ -196,15 +191,6 @@ class HostPool:
         self.messages.put(None)  # safe in a signal handler
 
     # hosts ------------------------------------------------------------------------------------------------
-
-    @property
-    def world_size(self) -> int:
-        return self.hosts.world_size
-
-    @world_size.setter
-    def world_size(self, world_size: int) -> None:
-        if world_size != self.world_size:
-            raise HostBoundaryError(NO_RESIZE)
 
     @property
     def supervisor(self) -> HostPool:
@@ -442,9 +428,6 @@ class HostPool:
         hosts = self.hosts.hosts if rank is None else (self.host_of(rank),)
         self.ask("restart", dict.fromkeys(hosts, (rank,)), START_SECONDS)
         self._forget(self.ranks if rank is None else [rank])
-
-    def grow(self, world_size: int, interrupts: InterruptCounter) -> None:
-        self.world_size = world_size
 
     def close(self) -> None:
         self.closed = True

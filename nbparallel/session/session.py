@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from nbparallel.errors import rank_list, without_frames
+from nbparallel.errors import HostBoundaryError, rank_list, without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring import session_views
@@ -351,6 +351,12 @@ class Session:
             Variables of ranks that would end would be lost, or the machine cannot hold so many ranks.
         """
         check_world_size(world_size, self.world_size)
+        if self.hosts and world_size != self.world_size:
+            raise HostBoundaryError(
+                "the number of ranks of a session on hosts is fixed when it is made: make another one, as "
+                "with `%parallel_cluster --ranks-per-host 4 client` or Session(cluster=client, "
+                "ranks_per_host=4)"
+            )
         with self._session_lock.hold() as interrupts:
             if self.started:
                 pool = self._ensure(interrupts)
