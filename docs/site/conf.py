@@ -89,6 +89,7 @@ html_title = "nbparallel"
 html_static_path = [str(Path(__file__).parent / "static")]
 html_extra_path = [str(Path(__file__).parent / "start")]
 html_css_files = ["site.css"]
+html_search_scorer = "scorer.js"
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
