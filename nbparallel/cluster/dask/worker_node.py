@@ -73,7 +73,7 @@ class WorkerNode:
         return problem
 
     def _take_door(self) -> None:
-        data, fds, *_ = socket.recv_fds(self._doors, LARGE, 1)
+        data, fds, *_ = socket.recv_fds(self._doors, LARGE, 1, socket.MSG_CMSG_CLOEXEC)
         if fds:
             task, hosts = json.loads(data)
             self.links.begin(task, hosts, socket.socket(fileno=fds[0]))
