@@ -337,16 +337,18 @@ class AllReduce:
                 if route is Route.INLINE:
                     self.combine_slots(plan, self._slots(plan, x), x)
                     return True
-                flat = source.reshape(-1)
-                for piece, arrays in self._buffer.pieces(protocol, flat):
-                    self._combine_directly(plan, arrays)
-                    flat[piece] = arrays[self._index]
+                self._combine_copies(plan, source.reshape(-1))
         if source is not x:
             x[...] = source
         return True
 
     def _combine_directly(self, plan: ReductionSignature, arrays: list[AnyArray]) -> None:
         direct_all_reduce(self._context, self._protocol, arrays, plan.operator)
+
+    def _combine_copies(self, plan: ReductionSignature, flat: AnyArray) -> None:
+        for piece, arrays in self._buffer.pieces(self._protocol, flat):
+            self._combine_directly(plan, arrays)
+            flat[piece] = arrays[self._index]
 
     def _slots(self, plan: ReductionSignature, x: AnyArray) -> list[AnyArray]:
         """Return every rank's slot of the collective that has begun, in the form of `x`."""

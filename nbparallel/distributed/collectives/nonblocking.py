@@ -58,7 +58,9 @@ from nbparallel.wire.control import Operation
 # A scan combines each rank's own values with those of all lower ranks:
 #
 # * small arrays: the slots up to its own;
-# * others: member i adds up slice i of all arrays, one after the other, and writes each sum on its way.
+# * shared arrays: member i adds up slice i of all arrays, one after the other, and writes each sum on its
+#   way;
+# * others: the copies up to its own, a piece at a time.
 #
 # `maxloc` reduces pairs: a value and a location travel as one element of a structured dtype.
 
@@ -94,6 +96,12 @@ class Scan(AllReduce):
 
     def _combine_directly(self, plan: ReductionSignature, arrays: list[AnyArray]) -> None:
         direct_scan(self._context, self._protocol, arrays, plan.operator, exclusive=self._exclusive)
+
+    def _combine_copies(self, plan: ReductionSignature, flat: AnyArray) -> None:
+        """Add up what lower ranks have copied: half of what it takes to write there as well."""
+        for piece, arrays in self._buffer.pieces(self._protocol, flat):
+            self.combine_slots(plan, arrays, flat[piece])
+            self._protocol.synchronize()
 
 
 class MaxLoc(AllReduce):
