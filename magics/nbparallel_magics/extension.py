@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -30,17 +29,11 @@ def sweep_at_load() -> str:
     from nbparallel.supervisor import sweep
 
     deadline, found = time.monotonic() + BUDGET_SECONDS, []
-    for name in sweep.steps(remove=_remove_small):
+    for name in sweep.steps(most_nbytes=AT_MOST):
         found.append(name)
         if time.monotonic() > deadline:
             break
     return sweep.report_of(found).sentence
-
-
-def _remove_small(path: str, nbytes: int) -> None:
-    if nbytes > AT_MOST:
-        raise BlockingIOError(errno.EAGAIN, "it is large, the next session's supervisor removes it")
-    os.unlink(path)
 
 
 def _has_names(directory: str) -> bool:

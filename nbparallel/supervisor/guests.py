@@ -25,8 +25,7 @@ import socket
 from collections.abc import Iterator
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.clients import Client, Clients
-from nbparallel.supervisor.event_loop import is_ready
+from nbparallel.supervisor.clients import Client, Clients, is_ready
 from nbparallel.supervisor.worlds.hosted_worlds import HostedWorlds
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import unpack_pid

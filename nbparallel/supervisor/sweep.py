@@ -16,19 +16,16 @@ import enum
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from nbparallel.supervisor.children import is_exiting
-from nbparallel.supervisor.event_loop import is_ready
+from nbparallel.supervisor.clients import is_ready
 from nbparallel.wire import locked_names
 from nbparallel.wire.segments import NAME_PREFIX
 from nbparallel.wire.units import size_text
-
-LARGE = 256 << 20
-"""So many bytes take some ten milliseconds to free."""
-Remove: TypeAlias = Callable[[str, int], None]
 
 
 class Liveness(enum.Enum):
@@ -70,11 +67,6 @@ class SweepReport:
     """Names that stay: a process needs them, or that is not known."""
 
     @property
-    def unknown(self) -> tuple[StaleName, ...]:
-        """Names that stay although no living session of this user is known to need them."""
-        return tuple(name for name in self.left if name.liveness is not Liveness.LIVING)
-
-    @property
     def sentence(self) -> str:
         """The sentence for the user; empty if nothing was removed."""
         sessions = len({name.notebook for name in self.removed})
@@ -94,29 +86,6 @@ def removal_text(count: int, nbytes: int, sessions: int) -> str:
     return f"removed {segments} ({size_text(nbytes)}) of {whose} that ended without cleaning up"
 
 
-def unlink(path: str, nbytes: int) -> None:
-    """Remove a name; `nbytes` lie behind it."""
-    os.unlink(path)
-
-
-def unlink_aside(path: str, nbytes: int) -> None:
-    """Remove a name without waiting until all its memory is free: that takes a second for some gigabytes.
-
-    Only for a process with one thread, which reaps its children.
-    """
-    if nbytes < LARGE:
-        os.unlink(path)
-        return
-    held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        os.unlink(path)
-        with contextlib.suppress(OSError):  # no process can be made: then this one frees it
-            if os.fork() == 0:
-                os._exit(0)  # frees it, as the last one that has it open
-    finally:
-        os.close(held)
-
-
 def sweep(places: Iterable[str] | None = None) -> SweepReport:
     """Remove the names of dead sessions in one go; see `steps` for the parameter."""
     return report_of(steps(places))
@@ -124,7 +93,7 @@ def sweep(places: Iterable[str] | None = None) -> SweepReport:
 
 def look(places: Iterable[str] | None = None) -> SweepReport:
     """Return what a sweep would find, without removing anything: ``removed`` is empty."""
-    return report_of(steps(places, remove=None))
+    return report_of(steps(places, most_nbytes=-1))
 
 
 def report_of(found: Iterable[StaleName | None]) -> SweepReport:
@@ -136,7 +105,7 @@ def report_of(found: Iterable[StaleName | None]) -> SweepReport:
 
 
 def steps(
-    places: Iterable[str] | None = None, *, remove: Remove | None = unlink
+    places: Iterable[str] | None = None, *, most_nbytes: int = sys.maxsize
 ) -> Iterator[StaleName | None]:
     """Sweep in small steps: at most one name is removed in each; None where nothing was found.
 
@@ -144,8 +113,8 @@ def steps(
     ----------
     places : iterable of path, optional
         Directories to look at; by default the usual ones.
-    remove : callable, optional
-        Called with a path and the bytes behind it; its `OSError` leaves the name there.  None: only look.
+    most_nbytes : int
+        Names with more bytes behind them stay: freeing some gigabytes takes a second.
     """
     for directory in locked_names.usual_places() if places is None else places:
         try:
@@ -155,10 +124,10 @@ def steps(
         yield None
         unseen = locked_names.unseen_reason(directory)
         for name in names:
-            yield _deal_with(os.path.join(directory, name), unseen, remove=remove)
+            yield _deal_with(os.path.join(directory, name), unseen, most_nbytes)
 
 
-def _deal_with(path: str, unseen: str, *, remove: Remove | None) -> StaleName | None:
+def _deal_with(path: str, unseen: str, most_nbytes: int) -> StaleName | None:
     try:
         status = os.lstat(path)
     except OSError:
@@ -185,8 +154,8 @@ def _deal_with(path: str, unseen: str, *, remove: Remove | None) -> StaleName | 
         else:
             liveness, reason = Liveness.DEAD, "the processes that needed it have ended"
             try:
-                if remove:
-                    remove(path, nbytes)
+                if nbytes <= most_nbytes:
+                    os.unlink(path)
                     removed = True
             except OSError as error:
                 reason = f"it could not be removed: {error.strerror}"
@@ -249,36 +218,13 @@ def _remove_folders(prefix: str) -> None:
                     shutil.rmtree(f"{place}/{name}", ignore_errors=True)
 
 
-class BackgroundSweep:
-    """A sweep that begins with `begin` and calls `notify` with what it removed, as JSON, when it is over."""
+def sweep_and_notify(notify: Callable[[bytes], object]) -> Iterator[None]:
+    """Sweep, one name at a time, and end orphans; then call `notify` with what was done, as JSON."""
+    found = []
+    for name in steps():
+        found.append(name)
+        yield
+    from nbparallel.supervisor import orphans  # by now the template was started, which takes longer
 
-    def __init__(self, notify: Callable[[bytes], None]) -> None:
-        self._notify = notify
-        self._steps: Iterator[Any] | None = None
-        self._found: list[Any] = []
-
-    @property
-    def pending(self) -> bool:
-        """Whether there is more to do."""
-        return self._steps is not None
-
-    def begin(self) -> None:
-        """Make the first step the next thing to do."""
-        self._steps = steps(remove=unlink_aside)
-
-    def step(self) -> None:
-        """Look at one name, and remove it if it is stale; nothing if it is over."""
-        if self._steps is None:
-            return
-        try:
-            self._found.append(next(self._steps))
-            return
-        except StopIteration:
-            self._steps = None
-        except OSError:
-            self._steps = None  # a directory that went away under us: the next sweep looks again
-        from nbparallel.supervisor import orphans  # by now the template was started, which takes longer
-
-        sentences = [report_of(self._found).sentence, orphans.orphans_text(orphans.end_orphans())]
-        self._found = []
-        self._notify(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())
+    sentences = [report_of(found).sentence, orphans.orphans_text(orphans.end_orphans())]
+    notify(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())

@@ -3,7 +3,7 @@
 import socket
 from functools import partial
 
-from nbparallel.supervisor.event_loop import SupervisorEventLoop, readable, take
+from nbparallel.supervisor.clients import SupervisorEventLoop, readable, take
 from nbparallel.wire.frames import Frame, Kind, encode
 
 
@@ -62,7 +62,7 @@ def test_what_comes_within_a_moment_is_heard_together(monkeypatch):
         for _, theirs in ends[1:]:
             theirs.send(encode(Kind.HOLD))
 
-    monkeypatch.setattr("nbparallel.supervisor.event_loop.time.sleep", others_speak)
+    monkeypatch.setattr("nbparallel.supervisor.clients.time.sleep", others_speak)
     for mine, _ in ends:
         watch.add_socket(mine, partial(listen, mine))
     ends[0][1].send(encode(Kind.HOLD))
@@ -86,7 +86,7 @@ def test_what_has_come_already_is_heard_without_a_pause(monkeypatch):
         heard.append(take(mine))
         watch.linger = True
 
-    monkeypatch.setattr("nbparallel.supervisor.event_loop.time.sleep", slept.append)
+    monkeypatch.setattr("nbparallel.supervisor.clients.time.sleep", slept.append)
     watch.add_socket(mine, listen)
     for _ in range(3):
         theirs.send(encode(Kind.HOLD))

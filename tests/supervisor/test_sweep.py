@@ -81,7 +81,7 @@ def test_f72_as_long_as_a_process_needs_it(
     pid = int(child.stdout.readline())
     report = sweep([str(tmp_path)])
     (name,) = report.left
-    assert (name.liveness, name.removed, report.unknown) == (Liveness.LIVING, False, ())
+    assert (name.liveness, name.removed) == (Liveness.LIVING, False)
     assert "lives" in name.reason
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(sweep([str(tmp_path)]).removed) == 1)
@@ -133,7 +133,7 @@ def test_f72_where_locks_may_not_be_seen(tmp_path: Path, monkeypatch: pytest.Mon
     """On a file system of other machines an unlocked name may be in use: it stays, and is listed with it."""
     leave(tmp_path)
     monkeypatch.setattr(locked_names, "file_system_of", lambda path: "nfs4")
-    (name,) = sweep([str(tmp_path)]).unknown
+    (name,) = sweep([str(tmp_path)]).left
     assert "nfs4" in name.reason
     assert len(left_in(tmp_path)) == 1
 
@@ -160,8 +160,8 @@ def test_f72_of_another_user(tmp_path: Path) -> None:
     os.chown(path, NOBODY, NOBODY)
     report = sweep([str(tmp_path)])
     assert len(left_in(tmp_path)) == 1
-    assert [name.liveness for name in report.unknown] == [Liveness.UNKNOWN]
-    assert "another user (65534)" in report.unknown[0].reason
+    assert [name.liveness for name in report.left] == [Liveness.UNKNOWN]
+    assert "another user (65534)" in report.left[0].reason
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "fifo"])
@@ -184,7 +184,7 @@ def test_f72_names_of_other_make_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "nbpx_thing").write_text("x")
     (tmp_path / "torch_1_2_3").write_text("x")
     report = sweep([str(tmp_path)])
-    assert [Path(name.path).name for name in report.unknown] == ["nbp_abcdefghij_b", "nbp_mine"]
+    assert [Path(name.path).name for name in report.left] == ["nbp_abcdefghij_b", "nbp_mine"]
     assert len(left_in(tmp_path)) == 4
 
 
@@ -255,16 +255,6 @@ def test_f72_property_a_living_one_is_never_touched(
     report = sweep([str(folder)])
     assert {Path(name.path).name for name in report.removed} == doomed
     assert left_in(folder) == kept
-
-
-def test_f72_gigabytes_are_freed_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor does not wait until a large name's memory is free; a child of its does."""
-    monkeypatch.setattr(sweeps, "LARGE", 8192)
-    leave(tmp_path, 2)
-    report = sweeps.report_of(sweeps.steps([str(tmp_path)], remove=sweeps.unlink_aside))
-    assert len(report.removed) == 2
-    assert left_in(tmp_path) == set()
-    assert [os.wait()[1] for _ in report.removed] == [0, 0]
 
 
 def test_the_line_counts_segments_and_sessions() -> None:

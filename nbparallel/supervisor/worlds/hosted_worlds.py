@@ -11,21 +11,143 @@ they are, so that arrays and messages of theirs go on as before.  The supervisor
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
+import struct
 from collections.abc import Callable
 from functools import partial
 
-from nbparallel.errors import ProtocolError
+from nbparallel.errors import ProtocolError, rank_list
 from nbparallel.supervisor.clients import Client, Clients
-from nbparallel.supervisor.exit_status import exit_status
-from nbparallel.supervisor.worlds.membership import Membership
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.control_layout import MAX_WORLD_SIZE
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import Process, peer_of, process_of
+from nbparallel.wire.identity import Process, peer_of, process_of, process_state
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, unpack_seconds
 from nbparallel.wire.system import usable_cpus
+
+# Exit statuses of processes that are not children of this one, as far as the system reports them.
+#
+# Some facts (proc_pid_stat(5), pidfs):
+#
+# * only the parent can wait for a process; for others its pidfd only shows *that* it has ended;
+# * until its parent has waited, the last field but one of ``/proc/PID/stat`` is the status that it will get;
+# * from then on a pidfd answers ``PIDFD_GET_INFO`` with it (Linux 6.15).
+
+_INFO = struct.Struct("=QQ11Ii")
+"""mask, cgroup, eleven numbers of process and users, exit status: what `PIDFD_GET_INFO` fills."""
+_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
+_HAS_STATUS = 1 << 3
+_TRIES = 3
+"""The parent may wait for it between our two questions."""
+
+
+def exit_status(pidfd: int, process: Process) -> tuple[int | None, int | None]:
+    """Return (exit code, signal) of a process that has ended; (None, None) if it cannot be known."""
+    for _ in range(_TRIES):
+        status = _of_zombie(process)
+        if status is None:
+            status = _of_pidfd(pidfd)
+        if status is not None:
+            code = os.waitstatus_to_exitcode(status)
+            return (code, None) if code >= 0 else (None, -code)
+    return None, None
+
+
+def _of_zombie(process: Process) -> int | None:
+    state = process_state(process.pid)
+    if state is None or state.letter != "Z" or state.started != process.started:
+        return None
+    try:
+        with open(f"/proc/{process.pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return int(fields[49]) if int(fields[19]) == process.started else None
+    except (OSError, IndexError, ValueError):
+        return None  # its parent has waited for it since
+
+
+def _of_pidfd(pidfd: int) -> int | None:
+    question = bytearray(64)
+    struct.pack_into("=Q", question, 0, _HAS_STATUS)
+    try:
+        fcntl.ioctl(pidfd, _GET_INFO, question)
+    except OSError as error:
+        if error.errno in (errno.ENOTTY, errno.EINVAL, errno.ESRCH, errno.EPERM):
+            return None  # an older system, or its parent has not waited yet
+        raise
+    mask, *_, status = _INFO.unpack_from(question)
+    return status if mask & _HAS_STATUS else None
+
+
+# Membership of a world that is being formed: which ranks have joined, and whether they are compatible.
+#
+# A pure state machine, as the ledger: no socket, no clock.
+
+
+class Membership:
+    """The processes that have joined, by rank.
+
+    Attributes
+    ----------
+    world_size : int
+        How many there will be, by the first JOIN; 0 before it.
+    """
+
+    def __init__(self) -> None:
+        self.world_size = 0
+        self._entries: dict[int, tuple[Join, Process]] = {}
+
+    def enter(self, join: Join, process: Process) -> str:
+        """Record a process; return why no world can be formed, empty if one can.
+
+        If two processes contradict each other, it cannot be known which is right: all of them are refused
+        immediately, instead of when their time-outs end.
+        """
+        rank, size = join.rank, join.world_size
+        if not 1 <= size <= MAX_WORLD_SIZE or rank >= size:
+            return f"process {process.pid} joined as rank {rank} of {size}, which is not possible"
+        for other, (their, earlier) in self._entries.items():
+            if their.world_size != size:
+                return (
+                    f"the world sizes differ: rank {other} (process {earlier.pid}) has {their.world_size}, "
+                    f"rank {rank} (process {process.pid}) has {size}; give all the same WORLD_SIZE"
+                )
+            if other == rank:
+                return (
+                    f"rank {rank} joined twice, as process {earlier.pid} and as process {process.pid}: every "
+                    "process needs a RANK of its own, and every world its own MASTER_PORT or file"
+                )
+            if their.versions != join.versions:
+                return (
+                    f"not all run the same: rank {other} (process {earlier.pid}) {their.versions}, "
+                    f"rank {rank} (process {process.pid}) {join.versions}"
+                )
+        self.world_size = size
+        self._entries[rank] = join, process
+        return ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all have joined."""
+        return 0 < self.world_size == len(self._entries)
+
+    @property
+    def missing(self) -> str:
+        """The ranks that have not joined, in words."""
+        return rank_list(rank for rank in range(self.world_size) if rank not in self._entries)
+
+    @property
+    def members(self) -> tuple[Process, ...]:
+        """The processes that have joined, in rank order."""
+        return tuple(process for _, (_, process) in sorted(self._entries.items()))
+
+    @property
+    def cpus(self) -> int:
+        """How many CPUs they may use together: a launcher may have bound each to its own."""
+        return len({cpu for join, _ in self._entries.values() for cpu in join.cpus})
 
 
 class WorldMember(Client):

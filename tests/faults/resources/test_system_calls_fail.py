@@ -17,7 +17,7 @@ from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError, 
 from nbparallel.session import Session
 from nbparallel.sharing import Access
 from nbparallel.sharing.strategies import registry
-from nbparallel.supervisor.event_loop import Outbox, take
+from nbparallel.supervisor.clients import Outbox, take
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
