@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class ArrayHandle(NamedTuple):
@@ -21,8 +21,8 @@ class ArrayHandle(NamedTuple):
     """As ``ndarray.shape``."""
     strides: tuple[int, ...]
     """As ``ndarray.strides``, in bytes; may be zero or negative."""
-    dtype: Any
-    """As `numpy.lib.format.dtype_to_descr` gives it: a string or a list of fields."""
+    dtype: str | bytes
+    """As `array_layout.describe_dtype` gives it: a name, or bytes."""
     writable: bool
     """Whether the receiver is meant to write (the supervisor decides whether it may)."""
     strategy: str = "file_descriptor"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
+import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,6 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import format as npy_format
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError, with_article
 from nbparallel.sharing.tensors import describe_extension, rebuild_extension
@@ -21,10 +22,7 @@ from nbparallel.wire.segments import is_segment_id, is_use
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 MAX_DIMENSIONS = 64
 """numpy's own limit (32 before numpy 2; it checks again)."""
-MAX_FIELDS = 4096
-"""Fields of a structured dtype, nested ones included: more is damage."""
-MAX_DEPTH = 16
-"""Structures in structures."""
+_DIGEST_NBYTES = 8
 _WORD = 1 << 63
 """Every size, offset and stride fits a signed 64-bit word."""
 _SIMPLE = re.compile(
@@ -51,11 +49,8 @@ def extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> t
 
 
 @lru_cache(maxsize=256)
-def describe_dtype(dtype: np.dtype[Any]) -> Any:
-    """Return a dtype as plain data, in the form of `numpy.lib.format.dtype_to_descr`.
-
-    Fields that overlap, are out of order or aligned, which that form cannot say, become the dictionary that
-    `numpy.dtype` takes.
+def describe_dtype(dtype: np.dtype[Any]) -> str | bytes:
+    """Return a dtype for another process: its name; one with fields as its pickle, behind a digest of that.
 
     Raises
     ------
@@ -67,49 +62,20 @@ def describe_dtype(dtype: np.dtype[Any]) -> Any:
             f"an array of dtype {dtype} holds references to Python objects, which mean nothing in another "
             "process: use a numeric dtype or fixed-width strings, or send a copy"
         )
+    form: str | bytes = describe_extension(dtype) or dtype.str
+    if dtype.names is not None:
+        pickled = pickle.dumps(dtype, 5)
+        form = _digest(pickled) + pickled
     try:
-        form: Any = describe_extension(dtype) or (dtype.str if dtype.names is None else dtype.descr)
-    except ValueError:
-        form = None
-    if form is None or (dtype.names is not None and _is_aligned(dtype)):
-        form = _as_dictionary(dtype)
-    try:
-        same = rebuild_dtype(form) == dtype
+        if rebuild_dtype(form) == dtype:
+            return form
     except InvalidHandleError:
-        same = False
-    if not same:
-        raise ObjectArrayError(f"dtype {dtype!r} cannot be described to another process: use a numpy dtype")
-    return form
+        pass  # numpy itself does not know it by its name
+    raise ObjectArrayError(f"dtype {dtype!r} cannot be described to another process: use a numpy dtype")
 
 
-def _is_aligned(dtype: np.dtype[Any]) -> bool:
-    """Return whether a structure, or one inside of it, lies where a C compiler puts it: equality is blind."""
-    fields: Any = dtype.fields or {}
-    return dtype.isalignedstruct or any(_is_aligned(field[0].base) for field in fields.values())
-
-
-def _as_dictionary(dtype: np.dtype[Any]) -> dict[str, Any]:
-    names = dtype.names or ()
-    known: Any = dtype.fields
-    fields = [known[name] for name in names]
-    form: dict[str, Any] = {
-        "names": list(names),
-        "formats": [_field_format(field[0]) for field in fields],
-        "offsets": [field[1] for field in fields],
-        "itemsize": dtype.itemsize,
-    }
-    if dtype.isalignedstruct:
-        form["aligned"] = True
-    if any(len(field) > 2 for field in fields):
-        form["titles"] = [field[2] if len(field) > 2 else None for field in fields]
-    return form
-
-
-def _field_format(dtype: np.dtype[Any]) -> Any:
-    if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return describe_dtype(base), shape
-    return describe_dtype(dtype)
+def _digest(pickled: bytes) -> bytes:
+    return hashlib.blake2b(pickled, digest_size=_DIGEST_NBYTES).digest()
 
 
 def rebuild_dtype(form: Any) -> np.dtype[Any]:
@@ -120,120 +86,28 @@ def rebuild_dtype(form: Any) -> np.dtype[Any]:
     InvalidHandleError
         `form` is anything else.
     """
-    return _rebuild_simple(form) if type(form) is str else _rebuild_fields(form)
+    if type(form) is str:
+        return _rebuild_simple(form)
+    if type(form) is bytes and _digest(form[_DIGEST_NBYTES:]) == form[:_DIGEST_NBYTES]:
+        # from a process of this session, as the pickle in which handles travel
+        dtype: np.dtype[Any] = pickle.loads(form[_DIGEST_NBYTES:])
+        return dtype
+    raise InvalidHandleError(f"no dtype of a shared array: {_cut(form)}")
 
 
 @lru_cache(maxsize=256)
 def _rebuild_simple(form: str) -> np.dtype[Any]:
-    if _SIMPLE.fullmatch(form):
-        return _built(form)
-    extension = rebuild_extension(form)
-    if extension is None:
-        raise InvalidHandleError(f"no dtype of a shared array: {form[:80]!r}")
-    return extension
-
-
-def _rebuild_fields(form: Any) -> np.dtype[Any]:
-    _check_form(form, 0, [MAX_FIELDS])
-    try:
-        dtype = _from_form(form)
-    except _REFUSALS as error:
-        raise InvalidHandleError(f"no dtype of a shared array: {error}") from error
-    if dtype.hasobject or not 0 <= dtype.itemsize < _WORD:
-        raise InvalidHandleError(f"no dtype of a shared array: {dtype}")
-    return dtype
-
-
-_REFUSALS = (TypeError, ValueError, KeyError, OverflowError, MemoryError, SyntaxError, RecursionError)
-"""What numpy raises on odd descriptions."""
-
-
-def _built(form: str) -> np.dtype[Any]:
+    if not _SIMPLE.fullmatch(form):
+        if (extension := rebuild_extension(form)) is None:
+            raise InvalidHandleError(f"no dtype of a shared array: {form[:80]!r}")
+        return extension
     try:
         dtype: np.dtype[Any] = np.dtype(form)
-    except _REFUSALS as error:
+    except (TypeError, ValueError, OverflowError, MemoryError, SyntaxError) as error:
         raise InvalidHandleError(f"no dtype of a shared array: {error}") from error
     if dtype.hasobject or dtype.str != form:  # numpy 1 counts in 32 bits: <U9999999999 is <U336323583
         raise InvalidHandleError(f"no dtype of a shared array: {dtype}")
     return dtype
-
-
-def _from_form(form: Any) -> np.dtype[Any]:
-    if type(form) is dict:
-        keywords: Any = {**form, "formats": [_from_field(item) for item in form["formats"]]}
-        dtype: np.dtype[Any] = np.dtype(keywords)
-    else:
-        dtype = npy_format.descr_to_dtype(form)
-    return dtype
-
-
-def _from_field(form: Any) -> np.dtype[Any]:
-    if type(form) is tuple:
-        return np.dtype((_from_form(form[0]), form[1]))
-    return _from_form(form)
-
-
-def _check_form(form: Any, depth: int, left: list[int]) -> None:
-    """Raise unless `form` follows the grammar: nothing else may reach numpy's dtype parser."""
-    left[0] -= 1
-    if depth > MAX_DEPTH or left[0] < 0:
-        raise InvalidHandleError("a dtype is nested too deeply or has too many fields")
-    if type(form) is str:
-        if not _SIMPLE.fullmatch(form):
-            raise InvalidHandleError(f"no dtype of a shared array: {form[:80]!r}")
-        _built(form)
-    elif type(form) is list:
-        for item in form:
-            if type(item) is not tuple or len(item) not in (2, 3) or not _is_name(item[0]):
-                raise InvalidHandleError(f"no field of a dtype: {_cut(item)}")
-            _check_form(item[1], depth + 1, left)
-            if len(item) == 3:
-                _check_subshape(item[2])
-    elif type(form) is dict:
-        _check_dictionary(form, depth, left)
-    else:
-        raise InvalidHandleError(f"no dtype of a shared array: {_cut(form)}")
-
-
-def _check_dictionary(form: dict[Any, Any], depth: int, left: list[int]) -> None:
-    if not {"names", "formats", "offsets", "itemsize"} <= form.keys() <= _KEYS:
-        raise InvalidHandleError("a dtype's dictionary has other keys than it should")
-    if form.get("aligned", True) is not True or any(
-        type(form[key]) is not list for key in form.keys() - _PLAIN
-    ):
-        raise InvalidHandleError("a dtype's dictionary holds no lists")
-    if not _is_size(form["itemsize"]) or not all(map(_is_size, form["offsets"])):
-        raise InvalidHandleError("a dtype's size or offset is no size")
-    if not all(type(name) is str for name in form["names"]) or not all(
-        title is None or type(title) is str for title in form.get("titles", ())
-    ):
-        raise InvalidHandleError("a dtype's field has no name")
-    for item in form["formats"]:
-        if type(item) is tuple:
-            if len(item) != 2:
-                raise InvalidHandleError("a dtype's field is no array")
-            _check_subshape(item[1])
-            item = item[0]
-        _check_form(item, depth + 1, left)
-
-
-_KEYS = {"names", "formats", "offsets", "itemsize", "titles", "aligned"}
-_PLAIN = {"itemsize", "aligned"}
-
-
-def _is_name(name: Any) -> bool:
-    if type(name) is tuple:
-        return len(name) == 2 and all(type(part) is str for part in name)
-    return type(name) is str
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 31
-
-
-def _check_subshape(shape: Any) -> None:
-    if type(shape) is not tuple or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
-        raise InvalidHandleError("a dtype's field has no valid shape")
 
 
 def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
@@ -246,7 +120,8 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
     """
     if type(handle) is not ArrayHandle:
         raise InvalidHandleError(f"not a handle of a shared array: {type(handle).__name__}")
-    segment, *layout, memory = handle
+    segment, memory = handle.segment, handle.memory
+    layout: list[Any] = [*handle[1:-1]]
     if type(segment) is not int or type(memory) is not int or not 0 <= memory < _WORD:
         raise InvalidHandleError(f"a handle's segment or memory is damaged: {_cut((segment, memory))}")
     if not is_segment_id(segment):
@@ -254,14 +129,14 @@ def check_handle(handle: ArrayHandle) -> np.dtype[Any]:
     if memory and not is_use(segment, memory):
         raise InvalidHandleError(f"segment {segment:#x} is no use of memory {memory:#x}")
     nbytes, offset, shape, strides, form, writable, strategy = layout
-    if [*map(type, layout)] == _REMEMBERED and {*map(type, shape), *map(type, strides)} <= _INTEGERS:
+    if [*map(type, layout)] in _REMEMBERED and {*map(type, shape), *map(type, strides)} <= _INTEGERS:
         return _check_layout(nbytes, offset, shape, strides, form, writable, strategy)
-    # A cache takes True for 1, and what is nested very deeply crashes Python when it is hashed.
+    # A cache takes True for 1, and what is damaged need not have a hash.
     return _check_layout.__wrapped__(nbytes, offset, shape, strides, form, writable, strategy)
 
 
-_REMEMBERED = [int, int, tuple, tuple, str, bool, str]
-"""Types of the fields between segment and memory, but for structured dtypes."""
+_REMEMBERED = [[int, int, tuple, tuple, kind, bool, str] for kind in (str, bytes)]
+"""Types of the fields between segment and memory."""
 _INTEGERS = {int}
 
 

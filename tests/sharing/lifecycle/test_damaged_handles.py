@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nbparallel.errors import InvalidHandleError, NbParallelError, ReadOnlyArrayError, SegmentLostError
-from nbparallel.sharing.memory.array_layout import check_handle
+from nbparallel.sharing.memory.array_layout import check_handle, describe_dtype
 from nbparallel.wire.handles import ArrayHandle
 from tests.harness.tiers import examples
 
@@ -115,16 +115,9 @@ def test_damaged_handles_never_map_outside(exchange, seed):
 
 def mutated_form(random_, form):
     """Return a description of a dtype with something wrong somewhere, however deep."""
-    if isinstance(form, list) and form and random_.random() < 0.8:
-        parts = list(form)
-        at = random_.randrange(len(parts))
-        parts[at] = mutated_form(random_, parts[at])
-        return parts if random_.random() < 0.9 else parts * 2
-    if isinstance(form, tuple) and random_.random() < 0.8:
-        parts = list(form)
-        at = random_.randrange(len(parts))
-        parts[at] = mutated_form(random_, parts[at])
-        return tuple(parts)
+    if isinstance(form, bytes) and form and random_.random() < 0.7:
+        at = random_.randrange(len(form))
+        return form[:at] + bytes([form[at] ^ 1 << random_.randrange(8)]) + form[at + 1 :]
     if isinstance(form, str) and form and random_.random() < 0.7:
         letters = list(form)
         letters[random_.randrange(len(letters))] = random_.choice("<>|biufcSUVmMO0123456789[] ,\0é")
@@ -149,7 +142,8 @@ def test_f47_a_million_mutated_handles():
 def check_mutated_handles(count):
     """Check handles with something wrong in one to three fields, or deep in the dtype."""
     random_ = random.Random(count)
-    structured = [("a", "<i4"), ("b", "<f8", (2,)), ("c", [("d", "|S3"), ("e", "<M8[ns]")])]
+    fields = [("a", "<i4"), ("b", "<f8", (2,)), ("c", [("d", "|S3"), ("e", "<M8[ns]")])]
+    structured = describe_dtype(np.dtype(fields))
     originals = [
         ArrayHandle(1, 8192, 0, (1000,), (8,), "<f8", True),
         ArrayHandle((3 << 40) + 7, 4096, 3999, (7, 20), (-6, -40), ">i2", False, "file_system"),
