@@ -11,6 +11,7 @@ import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ContextDecorator
+from types import MappingProxyType
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
@@ -59,7 +60,11 @@ STOPPED = "this session was stopped; make a new one"
 
 
 class NbParallelError(Exception):
-    """Base of all errors of nbparallel."""
+    """Base of all errors of nbparallel; what is passed by name becomes an attribute."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args)
+        vars(self).update(attributes)
 
     def __str__(self) -> str:
         """Return the message, fit for every front end: a name of the user's may hold half a character."""
@@ -118,27 +123,12 @@ class RankDiedError(NbParallelError, RuntimeError):
         The last lines it wrote to stderr.
     """
 
-    rank: int
-    pid: int
-    exit_code: int | None
-    signal_name: str | None
-    line: int | None
-    stderr: str
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        rank: int = -1,
-        pid: int = 0,
-        exit_code: int | None = None,
-        signal_name: str | None = None,
-        line: int | None = None,
-        stderr: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.rank, self.pid, self.exit_code, self.signal_name = rank, pid, exit_code, signal_name
-        self.line, self.stderr = line, stderr
+    rank: int = -1
+    pid: int = 0
+    exit_code: int | None = None
+    signal_name: str | None = None
+    line: int | None = None
+    stderr: str = ""
 
 
 class WorkerDiedError(NbParallelError, RuntimeError):
@@ -155,22 +145,10 @@ class WorkerDiedError(NbParallelError, RuntimeError):
         What it did.
     """
 
-    pid: int
-    exit_code: int | None
-    signal_name: str | None
-    task: str
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        pid: int = 0,
-        exit_code: int | None = None,
-        signal_name: str | None = None,
-        task: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.pid, self.exit_code, self.signal_name, self.task = pid, exit_code, signal_name, task
+    pid: int = 0
+    exit_code: int | None = None
+    signal_name: str | None = None
+    task: str = ""
 
 
 class SupervisorDiedError(NbParallelError, RuntimeError):
@@ -180,9 +158,7 @@ class SupervisorDiedError(NbParallelError, RuntimeError):
 class PeerFailedError(NbParallelError, RuntimeError):
     """Another rank failed while this one waited for it; `rank` is the one that failed."""
 
-    def __init__(self, message: str, *, rank: int = -1) -> None:
-        super().__init__(message)
-        self.rank = rank
+    rank: int = -1
 
 
 class CollectiveMismatchError(NbParallelError, RuntimeError):
@@ -198,9 +174,7 @@ class DifferentDataError(NbParallelError, AssertionError):
         The ranks that hold the same, those with which the others were compared first.
     """
 
-    def __init__(self, message: str, *, groups: tuple[tuple[int, ...], ...] = ()) -> None:
-        super().__init__(message)
-        self.groups = groups
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class DeadlockError(NbParallelError, RuntimeError):
@@ -225,14 +199,8 @@ class CellTimeoutError(NbParallelError, TimeoutError):
         Where each rank was that had not finished.
     """
 
-    result: Any
-    failures: Mapping[int, Any]
-
-    def __init__(
-        self, message: str, *, result: Any = None, failures: Mapping[int, Any] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.result, self.failures = result, failures or {}
+    result: Any = None
+    failures: Mapping[int, Any] = MappingProxyType({})
 
 
 IN_PLACE = "{} works in place, and this array is read-only: pass `x.copy()`, which is changed and returned"
@@ -296,23 +264,15 @@ class HostBoundaryError(NbParallelError, ValueError):
 class HostLostError(NbParallelError, ConnectionError):
     """A host is gone, and its ranks with it; `host`, `ranks` and `reason` say which, and how it was seen."""
 
-    host: str
-    ranks: tuple[int, ...]
-    reason: str
-
-    def __init__(
-        self, message: str, *, host: str = "", ranks: tuple[int, ...] = (), reason: str = ""
-    ) -> None:
-        super().__init__(message)
-        self.host, self.ranks, self.reason = host, ranks, reason
+    host: str = ""
+    ranks: tuple[int, ...] = ()
+    reason: str = ""
 
 
 class RankExitError(NbParallelError, RuntimeError):
     """A rank called ``sys.exit``; `code` is what it passed.  The rank lives."""
 
-    def __init__(self, message: str, *, code: Any = None) -> None:
-        super().__init__(message)
-        self.code = code
+    code: Any = None
 
 
 class RemoteError(NbParallelError, RuntimeError):
@@ -324,12 +284,8 @@ class RemoteError(NbParallelError, RuntimeError):
         Name and message of the exception on the rank.
     """
 
-    ename: str
-    evalue: str
-
-    def __init__(self, message: str, *, ename: str = "", evalue: str = "") -> None:
-        super().__init__(message)
-        self.ename, self.evalue = ename, evalue
+    ename: str = ""
+    evalue: str = ""
 
 
 class ParallelError(NbParallelError, ExceptionGroup[Exception]):
