@@ -38,7 +38,7 @@ from nbparallel.wire.control_layout import (
     TIMING_UNCOUNTED,
     Operation,
 )
-from nbparallel.wire.timeline import Noted, RankTimeline, pack
+from nbparallel.wire.timeline import Noted, RankTimeline
 
 KEPT = 2000
 """Operations of one cell that are kept, the last ones; 50 bytes each on their way."""
@@ -121,7 +121,7 @@ class OperationTracer:
         """Return the notes on the cell that has ended."""
         noted, operations = self._noted, self._traced_count + self._unseen
         full = self._traced_count + self._waits > len(noted)
-        return pack(
+        return RankTimeline(
             self._context.rank,
             os.getpid(),
             self._began_ns,
@@ -131,7 +131,7 @@ class OperationTracer:
             omitted=max(0, operations - len(noted)),
             wait_ns=self._wait_ns,
             moving_ns=max(0, self._moving_ns),
-            noted=self._settled(),
+            noted=tuple(self._settled()),
             statements=tuple(self._statements),
         )
 

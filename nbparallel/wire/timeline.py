@@ -2,19 +2,15 @@
 
 All times are those of ``time.monotonic_ns``, which is one clock for all processes of a machine
 (``CLOCK_MONOTONIC``, clock_gettime(2)), so that those of different ranks can be compared.  A record travels
-packed: a thousand frozen objects would take longer to pickle than the operations took.
+as tuples: a thousand frozen objects would take longer to pickle than the operations took.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Noted = tuple[str, int, int, int, int, int, int, int, int, tuple[int, ...], bool]
 """The fields of an `OperationSpan`, in their order."""
-_OPERATION = struct.Struct("<HIqqqqiiqHB")
-_STATEMENT = struct.Struct("<Iq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,58 +63,11 @@ class RankTimeline:
     """Time that it waited for other ranks, in all operations."""
     moving_ns: int
     """Time in the operations that were noted, waits excluded."""
-    names: tuple[str, ...]
-    """What the packed operations refer to."""
-    groups: tuple[tuple[int, ...], ...]
-    """Likewise."""
-    packed_operations: bytes
-    """See `spans`."""
-    packed_statements: bytes
-    """See `statements`."""
+    noted: tuple[Noted, ...]
+    """The operations that were noted one by one, in order."""
+    statements: tuple[tuple[int, int], ...]
+    """Line and time of each statement of the cell that began, in order."""
 
     def spans(self) -> tuple[OperationSpan, ...]:
         """Return the operations that were noted one by one, in order."""
-        found = []
-        for fields in _OPERATION.iter_unpack(self.packed_operations):
-            name, line, begin, end, wait, nbytes, peer, awaited, number, group, failed = fields
-            found.append(
-                OperationSpan(
-                    self.names[name], line, begin, end, wait, nbytes, peer, awaited, number,
-                    self.groups[group], bool(failed),
-                )
-            )  # fmt: skip
-        return tuple(found)
-
-    def statements(self) -> tuple[tuple[int, int], ...]:
-        """Return line and time of each statement of the cell that began, in order."""
-        return tuple(_STATEMENT.iter_unpack(self.packed_statements))
-
-
-def pack(
-    rank: int,
-    pid: int,
-    began_ns: int,
-    ended_ns: int,
-    *,
-    noted_from_ns: int,
-    operations: int,
-    omitted: int,
-    wait_ns: int,
-    moving_ns: int,
-    noted: Iterable[Noted],
-    statements: Sequence[tuple[int, int]],
-) -> RankTimeline:
-    """Return the record of one rank and cell."""
-    names: dict[str, int] = {}
-    groups: dict[tuple[int, ...], int] = {}
-    packed = b"".join(
-        _OPERATION.pack(
-            names.setdefault(name, len(names)), *fields, groups.setdefault(group, len(groups)), failed
-        )
-        for name, *fields, group, failed in noted
-    )
-    lines = b"".join(_STATEMENT.pack(line, ns) for line, ns in statements)
-    return RankTimeline(
-        rank, pid, began_ns, ended_ns, noted_from_ns, operations, omitted, wait_ns, moving_ns,
-        tuple(names), tuple(groups), packed, lines,
-    )  # fmt: skip
+        return tuple(OperationSpan(*fields) for fields in self.noted)

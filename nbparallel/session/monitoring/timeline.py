@@ -191,7 +191,7 @@ def _last_to_come(spans: Mapping[int, Sequence[OperationSpan]]) -> dict[_Met, tu
 
 
 def _row(notes: RankTimeline, spans: Sequence[OperationSpan], zero: int) -> RankRow:
-    statements = notes.statements()
+    statements = notes.statements
     began = statements[0][1] if statements else notes.began_ns
     return RankRow(
         rank=notes.rank,

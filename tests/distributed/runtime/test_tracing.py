@@ -105,7 +105,7 @@ def test_the_quickest_ones_are_left_alone(alone: Communicator) -> None:
     assert 2 * tracing.SHORT <= len(notes.spans()) < 1000
     assert notes.omitted == 2000 - len(notes.spans())
     assert notes.operations == 2000
-    assert [line for line, _ in notes.statements()] == [2]
+    assert [line for line, _ in notes.statements] == [2]
 
 
 def test_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

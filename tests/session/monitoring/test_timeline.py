@@ -7,7 +7,7 @@ import json
 from nbparallel.session.monitoring.chrome_trace import trace
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING, Timeline, build_timeline
 from nbparallel.session.results import CellRecord
-from nbparallel.wire.timeline import Noted, RankTimeline, pack
+from nbparallel.wire.timeline import Noted, RankTimeline
 
 MS = 1_000_000
 START = 10_000_000_000
@@ -24,7 +24,7 @@ def operation(name: str, begin: int, end: int, *, wait: int = 0, peer: int = -1,
 def notes(rank: int, *noted: Noted, ended: int = 100, noted_from: int = 0) -> RankTimeline:
     """Return what a rank noted of a cell that reached it after 2 ms; its first statement began after 5."""
     waited, whole = sum(span[4] for span in noted), sum(span[3] - span[2] for span in noted)
-    return pack(
+    return RankTimeline(
         rank, 4000 + rank, START + 2 * MS, START + ended * MS, noted_from_ns=START + (noted_from or 2) * MS,
         operations=len(noted) + bool(noted_from), omitted=int(bool(noted_from)), wait_ns=waited,
         moving_ns=whole - waited, noted=noted, statements=((2, START + 5 * MS),),
@@ -92,9 +92,9 @@ def test_there_are_no_gaps() -> None:
 
 def test_sums_are_those_of_the_counters() -> None:
     """What was not noted one by one is in the sums: the rank's whole time, in three parts."""
-    counted = pack(
+    counted = RankTimeline(
         0, 4000, START + 2 * MS, START + 100 * MS, noted_from_ns=START + 2 * MS, operations=801, omitted=800,
-        wait_ns=50 * MS, moving_ns=7 * MS, noted=[operation("barrier", 10, 20, wait=3)], statements=(),
+        wait_ns=50 * MS, moving_ns=7 * MS, noted=(operation("barrier", 10, 20, wait=3),), statements=(),
     )  # fmt: skip
     (row,) = timeline(counted).rows
     assert [round(row.total(kind) * 1000) for kind in (COMPUTING, WAITING, MOVING)] == [43, 50, 7]

@@ -22,7 +22,7 @@ from nbparallel.wire.control_layout import (
     TIMING_UNCOUNTED,
     TIMING_WAIT,
 )
-from nbparallel.wire.timeline import pack
+from nbparallel.wire.timeline import RankTimeline
 
 CELL, MS = 9, 1_000_000
 
@@ -119,7 +119,7 @@ def test_operations_are_exact_or_unknown(rank: Published) -> None:
 
 def test_notes() -> None:
     """A rank's time is from the sending of the cell to its end, whatever was noted one by one."""
-    notes = pack(
+    notes = RankTimeline(
         0, 1, 5, 100, noted_from_ns=5, operations=900, omitted=900, wait_ns=30, moving_ns=20, noted=(),
         statements=(),
     )  # fmt: skip
