@@ -45,9 +45,19 @@ class Outbox:
         self, kind: int, payload: bytes = b"", fds: Sequence[int] = (), *, epoch: int = 0, sequence: int = 0
     ) -> None:
         """Send now, or keep the frame until `flush`; the caller keeps its descriptors."""
+        if len(payload) <= frames.MAX_INLINE:
+            self._send(frames.encode(kind, payload, epoch=epoch, sequence=sequence), fds)
+            return
+        fd = frames.spill(payload)
+        try:
+            data = frames.encode(kind, epoch=epoch, sequence=sequence, spilled=len(payload))
+            self._send(data, [fd, *fds])
+        finally:
+            os.close(fd)
+
+    def _send(self, data: bytes, fds: Sequence[int]) -> None:
         if self.broken:
             return
-        data = frames.encode(kind, payload, epoch=epoch, sequence=sequence)
         if not self._waiting and (self._try(data, fds) or self.broken):
             return
         if len(self._waiting) >= LIMIT:
@@ -287,16 +297,16 @@ class Clients:
         """Enter a client into the ledger."""
         client.number = number
         self.by_number[number] = client
-        self.server.client_joined(number)
+        self.server.ledger.client_joined(number)
 
     def work(self, *, block: bool) -> None:
         """Wait for something to happen and act on it; without `block` only look."""
         seconds = max(0.0, self._left[0][0] - time.monotonic()) if self._left else None
-        self.event_loop.wait(block=block and not self.server.unsettled, seconds=seconds)
+        self.event_loop.wait(block=block and not self.server.ledger.unsettled, seconds=seconds)
         self._settle()
         while self._left and self._left[0][0] <= time.monotonic():
             number = self._left.pop(0)[1]
-            self.send(self.server.end_parcels(self.server.parcels_of(number)))
+            self.send(self.server.end_parcels(self.server.ledger.parcels.of(number)))
 
     def read(self, client: Client) -> bool:
         """Act on a client's next frame; return False if it could not be read now."""
@@ -350,9 +360,9 @@ class Clients:
         A client learns of a segment after its REGISTER was sent, and releases it after the HOLD of the client
         that received it: one pass over all sockets settles it.  What the pass brings up is left to the next.
         """
-        if not self.server.unsettled:
+        if not self.server.ledger.unsettled:
             return
-        turn = self.server.mark()
+        turn = self.server.ledger.mark()
         clients = [client for client in self.by_number.values() if client.socket.fileno() >= 0]
         waiting = readable(*(client.socket for client in clients))
         for client in clients:
@@ -370,5 +380,5 @@ class Clients:
         """Close a client's socket and end what it holds."""
         self.forget(client)
         self.send(self.server.client_gone(client.number))
-        if self.server.parcels_of(client.number):
+        if self.server.ledger.parcels.of(client.number):
             self._left.append((time.monotonic() + LEFT_SECONDS, client.number))

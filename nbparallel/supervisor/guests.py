@@ -15,7 +15,7 @@ with the process that started them.  The others outlive it, as children of other
 Note [admission]
 ----------------
 A guest says nothing before it has been welcomed.  So whatever it sent before a pass over all sockets began
-(`SegmentServer.mark`) lies in a socket that this pass reads, although guests are admitted at any time.
+(`Ledger.mark`) lies in a socket that this pass reads, although guests are admitted at any time.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Guests:
         self._guests[number] = self._unborn[key] = guest
         self._clients.admit(guest, number)
         if introduction.inherits:
-            self._clients.server.inherit(number, parent)
+            self._clients.server.ledger.inherit(number, parent)
         guest.outbox.send(Kind.WELCOME, pack_client(number))
 
     def _on_announce(self, guest: Guest, frame: Frame) -> None:

@@ -28,10 +28,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nbparallel.errors import ProtocolError
+from nbparallel.errors import FileDescriptorLimitError, ProtocolError, SharedMemoryFullError
 from nbparallel.supervisor import children
 from nbparallel.supervisor.children import (
     ChildExit,
@@ -47,6 +48,7 @@ from nbparallel.supervisor.sweep import remove_leftovers, sweep_and_notify
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import unpack_pid
+from nbparallel.wire.inspection import pack_report
 
 # The template process, from which ranks are forked, as the supervisor handles it.
 
@@ -249,8 +251,9 @@ class Supervisor:
                 if rank is not None:
                     rank.kill()
             elif frame.kind is Kind.LEDGER:
-                for page in self._clients.server.report(self._guests.rows()):
-                    self._control_outbox.send(Kind.LEDGER, page, sequence=frame.sequence)
+                report = pack_report(self._clients.server.rows(), self._guests.rows())
+                with suppress(SharedMemoryFullError, FileDescriptorLimitError):  # who asked waits a second
+                    self._control_outbox.send(Kind.LEDGER, report, sequence=frame.sequence)
             elif frame.kind is Kind.STOP:
                 self._leave(LEAVE_SECONDS)
         finally:

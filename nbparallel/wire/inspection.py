@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
 class Origin(enum.StrEnum):
@@ -190,12 +190,7 @@ class Completions:
     """As the rank's own shell orders them."""
 
 
-PAGE_CHARACTERS = 40_000
-"""A page is closed once it is that long; a row has at most a few thousand, and a frame holds 60 KiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
+class LedgerRow(NamedTuple):
     """One segment that its maker has announced."""
 
     segment: int
@@ -210,8 +205,7 @@ class LedgerRow:
     """How many messages in flight hold it."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestRow:
+class GuestRow(NamedTuple):
     """One process that a client has started, and that is a client itself."""
 
     client: int
@@ -224,43 +218,15 @@ class GuestRow:
     """Whether it ends with that one."""
 
 
-def pages(rows: Iterable[LedgerRow], guests: Iterable[GuestRow] = ()) -> Iterator[bytes]:
-    """Yield the payloads that carry segments and guests; at least one."""
-    page: list[str] = []
-    length = 0
-    for text in (*map(_segment_text, rows), *map(_guest_text, guests)):
-        page.append(text)
-        length += len(text)
-        if length > PAGE_CHARACTERS:
-            yield _page(page, last=False)
-            page, length = [], 0
-    yield _page(page, last=True)
+def pack_report(segments: Iterable[LedgerRow], guests: Iterable[GuestRow] = ()) -> bytes:
+    """Return the payload of the answer to ``LEDGER``."""
+    return json.dumps([[*segments], [*guests]]).encode()
 
 
-def _segment_text(row: LedgerRow) -> str:
-    return json.dumps([row.segment, row.nbytes, int(row.writable), row.holders, row.messages])
-
-
-def _guest_text(row: GuestRow) -> str:
-    return json.dumps([row.client, row.pid, row.parent, int(row.daemon)])
-
-
-def _page(rows: list[str], *, last: bool) -> bytes:
-    return f'{{"last": {json.dumps(last)}, "rows": [{", ".join(rows)}]}}'.encode()
-
-
-def read_page(payload: bytes) -> tuple[list[LedgerRow], bool]:
-    """Return the segments of a page, and whether it is the last one."""
-    page = json.loads(payload)
-    rows = [
-        LedgerRow(segment, nbytes, bool(writable), tuple(holders), *messages)
-        for segment, nbytes, writable, holders, *messages in page["rows"]
-        if isinstance(holders, list)
-    ]
-    return rows, page["last"]
-
-
-def read_guests(payload: bytes) -> list[GuestRow]:
-    """Return the guests of a page."""
-    rows = [row for row in json.loads(payload)["rows"] if not isinstance(row[3], list)]
-    return [GuestRow(client, pid, parent, bool(daemon)) for client, pid, parent, daemon in rows]
+def read_report(payload: bytes) -> tuple[tuple[LedgerRow, ...], tuple[GuestRow, ...]]:
+    """Return what `pack_report` was given."""
+    segments, guests = json.loads(payload)
+    rows = (
+        LedgerRow(segment, nbytes, may, tuple(who), count) for segment, nbytes, may, who, count in segments
+    )
+    return tuple(rows), tuple(GuestRow(*row) for row in guests)

@@ -41,14 +41,6 @@ MAX_PATH = 4096
 MAX_NBYTES = 1 << 62
 """A size at or above this is damage, not data."""
 
-_REGISTER = struct.Struct("<QQQB")
-_FETCH = struct.Struct("<QQB")
-_FETCHED = struct.Struct("<QQB")
-_LOST = struct.Struct("<QB")
-_SEGMENT = struct.Struct("<Q")
-_USE = struct.Struct("<QQ")
-_HOLD = struct.Struct("<QQB")
-
 
 def segment_id(client: int, serial: int) -> int:
     """Return the id of a client's `serial`-th segment.

@@ -37,7 +37,7 @@ class Exchange:
 
     def store(self, client, **keywords):
         """Return a connected store for a client."""
-        self.server.client_joined(client)
+        self.server.ledger.client_joined(client)
         store = Store(client, **keywords)
         store.connect(Broker(self, client))
         self.stores[client] = store
@@ -49,7 +49,7 @@ class Exchange:
 
     def adopt(self, store):
         """Let a store take part that is in another session already; return its broker."""
-        self.server.client_joined(store.client)
+        self.server.ledger.client_joined(store.client)
         broker = Broker(self, store.client)
         store.connect(broker)
         self.stores[store.client] = store
@@ -62,8 +62,8 @@ class Exchange:
 
     def settle(self):
         """Decide what waits: there is nothing under way here."""
-        while self.server.unsettled:
-            self.deliver(self.server.settle(self.server.mark()))
+        while self.server.ledger.unsettled:
+            self.deliver(self.server.settle(self.server.ledger.mark()))
 
     def deliver(self, outgoing):
         for frame in outgoing:
@@ -134,7 +134,7 @@ class Supervisor:
         """Return the client's end of a new segment socket."""
         ours, theirs = Channel.pair()
         with self.lock:
-            self.server.client_joined(client)
+            self.server.ledger.client_joined(client)
             self.channels[client] = Channel(ours)
         return theirs
 
@@ -149,8 +149,8 @@ class Supervisor:
             with self.lock:
                 for client, channel in clients.items():
                     self.take(client, channel)
-                if self.server.unsettled:
-                    turn = self.server.mark()
+                if self.server.ledger.unsettled:
+                    turn = self.server.ledger.mark()
                     for client, channel in clients.items():
                         self.take(client, channel)
                     self.send(self.server.settle(turn))

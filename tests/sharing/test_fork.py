@@ -82,7 +82,7 @@ def test_what_dies_in_a_child_lives_in_the_parent(connected, supervisor):
     assert np.shares_memory(store.attach(store.handle(array)), array)
     # An answer shows that everything said before has been read.
     os.close(store_brokers(store)[0].fetch(segment, writable=True))
-    assert supervisor.server.holders(segment) == {0}
+    assert supervisor.server.ledger.entries[segment].holders == {0}
     assert supervisor.offences == []
 
 

@@ -83,7 +83,7 @@ def test_a_handler_may_share_at_any_line(fresh_exchange, scenario):
             k.drain()
         left = [record for record in (*k.segments(), *r.segments()) if record.phase != "pooled"]
         assert left == []
-        assert exchange.server.segments == ()
+        assert exchange.server.ledger.entries == {}
         r.trim()
         k.trim()
         exchange.close()

@@ -138,13 +138,15 @@ def test_an_interrupt_at_every_line(fresh_exchange, sampled, scenario):
             k.drain()
         left = [record for record in (*k.segments(), *r.segments()) if record.phase != "pooled"]
         assert left == [], f"left after {interrupter.place}"
-        assert exchange.server.segments == (), f"the supervisor keeps something after {interrupter.place}"
+        assert exchange.server.ledger.entries == {}, (
+            f"the supervisor keeps something after {interrupter.place}"
+        )
         k.trim()
         r.drain()
         mapped = store_usage(r).kept
         r.trim()
         k.drain()
-        known = exchange.server.memories
+        known = exchange.server.ledger.memories.known
         assert (mapped, known) == (0, {}), f"memory stays mapped after {interrupter.place}"
         exchange.close()
         if interrupted:

@@ -204,14 +204,14 @@ def test_private_mappings_are_copy_on_write(exchange):
     home[0] = 3
     assert base[0] == 1
     segment = k.location(base).segment
-    assert exchange.server.holders(segment) == {0, 1}
+    assert exchange.server.ledger.entries[segment].holders == {0, 1}
     del base, home
     k.drain()
-    assert exchange.server.holders(segment) == {1}
+    assert exchange.server.ledger.entries[segment].holders == {1}
     del one, two
     r.drain()
     k.drain()
-    assert exchange.server.segments == ()
+    assert exchange.server.ledger.entries == {}
 
 
 def test_shared_memory_seen_through_other_objects(store):

@@ -267,8 +267,8 @@ def test_a_killed_process_holds_nothing(connected, peer, supervisor):
     both = store.attach(handle)
     only = peer.run("c = store.zeros(5); result = store.handle(c)")
     peer.kill()
-    wait_until(lambda: only.segment not in supervisor.server.segments)
-    assert set(supervisor.server.segments) == {store.handle(array).segment, handle.segment}
+    wait_until(lambda: only.segment not in supervisor.server.ledger.entries)
+    assert set(supervisor.server.ledger.entries) == {store.handle(array).segment, handle.segment}
     assert both.sum() == 0
     with pytest.raises(SegmentLostError):
         store.attach(only)

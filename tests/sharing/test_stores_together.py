@@ -97,13 +97,13 @@ def test_whatever_they_do(fresh_exchange, moves):
     for _ in range(3):
         for store in world.stores.values():
             store.drain()
-    assert exchange.server.segments == ()
+    assert exchange.server.ledger.entries == {}
     for store in world.stores.values():
         assert {record.phase for record in store.segments()} <= {"pooled"}
         store.trim()
         assert store.segments() == ()
         assert store_usage(store) == (0, 0, 0, 0, 0)
-    assert exchange.server.memories == {}, "somebody may keep mapped what nobody has"
+    assert exchange.server.ledger.memories.known == {}, "somebody may keep mapped what nobody has"
     exchange.close()
     del world
     gc.collect(0)
@@ -122,9 +122,9 @@ def test_an_array_sent_in_a_circle(exchange):
         stores[holder].drain()
         array, holder = arrived, target
         assert array[50] == 50
-    assert len(exchange.server.segments) == 1
+    assert len(exchange.server.ledger.entries) == 1
     del array, arrived
     for _ in range(2):
         for store in stores:
             store.drain()
-    assert exchange.server.segments == ()
+    assert exchange.server.ledger.entries == {}

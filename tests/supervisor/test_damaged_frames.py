@@ -71,7 +71,7 @@ def check_mutated_frames(tmp_path, count):
     for turn in range(count):
         client = random_.randrange(4)
         if client not in alive:
-            server.client_joined(client)
+            server.ledger.client_joined(client)
             alive.add(client)
         segment = segment_id(random_.randrange(4), random_.randint(1, 6))
         paths = [str(bystander), str(tmp_path / "nbp_a"), f"/dev/shm/nbp_{client}", "nbp_x", "/nbp_/../etc"]
@@ -102,16 +102,16 @@ def check_mutated_frames(tmp_path, count):
             refused += 1
             outgoing = server.client_gone(client)
             alive.discard(client)
-        if server.unsettled:
-            outgoing += server.settle(server.mark())
+        if server.ledger.unsettled:
+            outgoing += server.settle(server.ledger.mark())
         for frame in outgoing:
             frame.close()
     for client in alive:
         for frame in server.client_gone(client):
             frame.close()
-    assert server.settle(server.mark()) == []
-    assert server.segments == ()
-    assert server.names == ()
+    assert server.settle(server.ledger.mark()) == []
+    assert server.ledger.entries == {}
+    assert server.ledger.names == {}
     server.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert bystander.read_text() == "keep"

@@ -39,8 +39,8 @@ def memory(nbytes=4096):
 def server():
     """Make a desk with clients 0 and 1."""
     server = SegmentServer()
-    server.client_joined(0)
-    server.client_joined(1)
+    server.ledger.client_joined(0)
+    server.ledger.client_joined(1)
     yield server
     server.close()
     server.close()
@@ -78,8 +78,8 @@ def test_a_reader_gets_a_descriptor_for_reading(server):
 def test_a_descriptor_that_was_not_kept_may_come_again():
     """Its creator learns that it was asked for; what comes when one is kept changes nothing."""
     server = SegmentServer(max_descriptors=0)
-    server.client_joined(0)
-    server.client_joined(1)
+    server.ledger.client_joined(0)
+    server.ledger.client_joined(1)
     assert register(server) == []
     refusal, notice = fetch(server, 1)
     assert (refusal.client, refusal.sequence) == (1, 5)
@@ -98,10 +98,10 @@ def test_a_descriptor_that_was_not_kept_may_come_again():
 def test_what_is_unknown_waits_once(server):
     """A question about an unknown segment waits until the others have been read, then is refused."""
     assert fetch(server, 1) == []
-    assert server.unsettled
-    (refusal,) = server.settle(server.mark())
+    assert server.ledger.unsettled
+    (refusal,) = server.settle(server.ledger.mark())
     assert refusal.message == Lost(SEGMENT, LostReason.UNKNOWN)
-    assert not server.unsettled
+    assert not server.ledger.unsettled
     assert fetch(server, 1) == []
     (answer,) = register(server)
     assert isinstance(answer.message, Fetched)
@@ -116,12 +116,12 @@ def test_descriptors_are_closed_with_the_last_hold(server):
     (answer,) = fetch(server, 1)
     answer.close()
     assert len(os.listdir("/proc/self/fd")) == before + 2
-    assert server.segments == (SEGMENT, segment_id(1, 1))
-    assert server.nbytes() == 8192
+    assert tuple(server.ledger.entries) == (SEGMENT, segment_id(1, 1))
+    assert sum(entry.nbytes for entry in server.ledger.entries.values()) == 8192
     assert server.receive(0, Frame(Kind.RELEASE, 0, 0, Release(SEGMENT).pack(), [])) == []
     (drop,) = server.client_gone(1)
     assert (drop.client, drop.message) == (0, Drop(SEGMENT))
-    assert server.segments == ()
+    assert server.ledger.entries == {}
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -133,7 +133,7 @@ def test_the_creator_learns_that_nobody_holds_it(server):
     (refusal,) = fetch(server, 1)
     assert isinstance(refusal.message, Lost)
     assert server.receive(0, Frame(Kind.FORGET, 0, 0, Forget(SEGMENT).pack(), [])) == []
-    assert server.segments == ()
+    assert server.ledger.entries == {}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_damage_is_the_senders_problem(server, kind, payload, nfds):
         server.receive(0, Frame(kind, 0, 0, payload, [memory() for _ in range(nfds)]))
     assert len(os.listdir("/proc/self/fd")) == before
     register(server)
-    assert server.segments == (SEGMENT,)
+    assert tuple(server.ledger.entries) == (SEGMENT,)
 
 
 def test_a_descriptor_that_is_no_memory(server):
@@ -190,12 +190,12 @@ def test_twenty_thousand_random_frames(server):
             continue
         for frame in outgoing:
             frame.close()
-        if server.unsettled and random_.random() < 0.1:
-            for frame in server.settle(server.mark()):
+        if server.ledger.unsettled and random_.random() < 0.1:
+            for frame in server.settle(server.ledger.mark()):
                 frame.close()
     for client in (0, 1):
         for frame in server.client_gone(client):
             frame.close()
-    assert server.settle(server.mark()) == []
-    assert server.segments == ()
+    assert server.settle(server.ledger.mark()) == []
+    assert server.ledger.entries == {}
     assert len(os.listdir("/proc/self/fd")) == before

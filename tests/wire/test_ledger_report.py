@@ -1,17 +1,27 @@
-"""The ledger on the wire: any number of segments, in pages that fit a frame."""
+"""The ledger on the wire: any number of segments, in one frame."""
+
+import socket
 
 import pytest
 
-from nbparallel.wire.frames import MAX_INLINE
-from nbparallel.wire.inspection import LedgerRow, pages, read_page
+from nbparallel.supervisor.clients import Outbox
+from nbparallel.wire import frames
+from nbparallel.wire.frames import Kind
+from nbparallel.wire.inspection import GuestRow, LedgerRow, pack_report, read_report
 
 
 @pytest.mark.parametrize("count", [0, 1, 5000])
 def test_a_ledger_of_any_length_arrives(count):
-    """Every page fits a frame, only the last one says that it is, and all rows arrive in order."""
-    rows = [LedgerRow(2 << 40 | n + 1, 4096 * n + 1, n % 2 == 0, tuple(range(n % 600))) for n in range(count)]
-    sent = list(pages(iter(rows)))
-    assert max(map(len, sent)) <= MAX_INLINE
-    read = [read_page(page) for page in sent]
-    assert [row for page, _ in read for row in page] == rows
-    assert [last for _, last in read] == [False] * (len(sent) - 1) + [True]
+    """All rows arrive in order, also where they take more than a frame holds."""
+    rows = tuple(
+        LedgerRow(2 << 40 | n + 1, 4096 * n + 1, n % 2 == 0, tuple(range(n % 600)), n % 3)
+        for n in range(count)
+    )
+    guests = (GuestRow(1 << 22, 77, 0, daemon=True),)
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, theirs:
+        mine.setblocking(False)
+        Outbox(mine).send(Kind.LEDGER, pack_report(iter(rows), guests), sequence=7)
+        frame = frames.receive(theirs)
+    assert (frame.kind, frame.sequence, frame.fds) == (Kind.LEDGER, 7, [])
+    assert read_report(frame.payload) == (rows, guests)

@@ -19,7 +19,7 @@ from nbparallel.multiprocessing.household.lifeline import close_own_lifeline, ow
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
 from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.inspection import GuestRow, LedgerRow, read_guests, read_page
+from nbparallel.wire.inspection import GuestRow, LedgerRow, read_report
 
 PATIENCE_SECONDS = 1.0
 """Time for a report, which takes a millisecond."""
@@ -75,19 +75,14 @@ class RootSupervisor:
         """Return what it knows; None if it does not answer within a second."""
         self._number += 1
         control, deadline = self._launch.control, time.monotonic() + PATIENCE_SECONDS
-        segments: list[LedgerRow] = []
-        guests: list[GuestRow] = []
         try:
             control.send(Kind.LEDGER, sequence=self._number, abandon=lambda: time.monotonic() > deadline)
             while (left := deadline - time.monotonic()) > 0:
                 frame = control.receive(left)
                 if frame is None or frame.kind is not Kind.LEDGER or frame.sequence != self._number:
                     continue
-                rows, last = read_page(frame.payload)
-                segments += rows
-                guests += read_guests(frame.payload)
-                if last:
-                    return HouseholdReport(tuple(guests), tuple(segments), self._launch.popen.pid)
+                segments, guests = read_report(frame.payload)
+                return HouseholdReport(guests, segments, self._launch.popen.pid)
         except ChannelClosedError:
             pass  # it has ended
         return None

@@ -10,7 +10,7 @@ from typing import Any
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.inspection import CompletionRequest, Completions, LedgerRow, NamespaceReport, read_page
+from nbparallel.wire.inspection import CompletionRequest, Completions, LedgerRow, NamespaceReport, read_report
 
 PATIENCE_SECONDS = 1.0
 """Time for a reply: an idle rank takes a millisecond, a stopped or just busy one is not waited for."""
@@ -111,7 +111,7 @@ class RankQueries:
 
 
 class LedgerQuery:
-    """The query for the supervisor's ledger, whose reply comes in pages.
+    """The query for the supervisor's ledger.
 
     Parameters
     ----------
@@ -126,16 +126,10 @@ class LedgerQuery:
         self._channel = QueryChannel()
 
     def ask(self, patience: float = PATIENCE_SECONDS) -> tuple[LedgerRow, ...] | None:
-        """Return the rows of the ledger; None if they are not complete within `patience` seconds."""
-        pages = self._channel.ask(
-            self._send, lambda pages: not self._ended() and not _complete(pages), patience
-        )
-        return tuple(row for rows, _ in pages for row in rows) if _complete(pages) else None
+        """Return the rows of the ledger; None if they do not come within `patience` seconds."""
+        replies = self._channel.ask(self._send, lambda found: not (found or self._ended()), patience)
+        return replies[0] if replies else None
 
     def take(self, frame: Frame) -> None:
-        """Take a page of the reply."""
-        self._channel.take(frame.sequence, read_page(frame.payload))
-
-
-def _complete(pages: list[Any]) -> bool:
-    return bool(pages) and bool(pages[-1][1])
+        """Take the reply."""
+        self._channel.take(frame.sequence, read_report(frame.payload)[0])

@@ -16,16 +16,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nbparallel.errors import InternalError, ProtocolError
 from nbparallel.supervisor.ledger import actions as act
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.supervisor.ledger.memories import Memory
 from nbparallel.wire import locked_names
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.inspection import GuestRow, LedgerRow, pages
+from nbparallel.wire.inspection import LedgerRow
 from nbparallel.wire.parcels import PARCEL_MESSAGES, Post
 from nbparallel.wire.segments import (
     CLIENT_SHIFT,
@@ -80,7 +79,8 @@ class SegmentServer:
     """
 
     def __init__(self, max_descriptors: int | None = None) -> None:
-        self._ledger = Ledger()
+        self.ledger = Ledger()
+        """Where it is `unsettled`: call `mark`, read all that clients have sent until then, and `settle`."""
         self._fds: dict[int, int] = {}
         self._inodes: dict[int, tuple[int, int]] = {}
         """Device and inode of segments whose descriptor was not kept."""
@@ -88,83 +88,33 @@ class SegmentServer:
         self._kept = 0
         """How often `hold_all_of` was called."""
 
-    @property
-    def unsettled(self) -> bool:
-        """Whether a client waits for an unregistered segment, or a segment may have lost its last hold.
-
-        The caller then calls `mark`, reads all that every client has sent until then, and calls `settle`.
-        """
-        return self._ledger.unsettled
-
-    def mark(self) -> int:
-        """Return the turn to pass to `settle`."""
-        return self._ledger.mark()
-
-    @property
-    def segments(self) -> tuple[int, ...]:
-        """Ids of all segments that are kept."""
-        return tuple(self._ledger.entries)
-
-    def nbytes(self) -> int:
-        """Return the size of all segments that are kept, in bytes."""
-        return sum(entry.nbytes for entry in self._ledger.entries.values())
-
-    @property
-    def memories(self) -> dict[int, Memory]:
-        """Memory that clients may keep mapped, by id."""
-        return self._ledger.memories.known
-
-    def holders(self, segment: int) -> frozenset[int]:
-        """Return the clients that hold a segment."""
-        entry = self._ledger.entries.get(segment)
-        return frozenset(() if entry is None else {holder for holder in entry.holders if holder >= 0})
-
-    def report(self, guests: Iterable[GuestRow] = ()) -> Iterator[bytes]:
-        """Yield the ledger in pages, as `wire.inspection` lays them out."""
-        rows = (
-            LedgerRow(
-                segment,
-                entry.nbytes,
-                entry.writable,
-                tuple(sorted(holder for holder in entry.holders if holder >= 0)),
-                sum(holder < 0 for holder in entry.holders),
-            )
-            for segment, entry in self._ledger.entries.items()
-        )
-        return pages(rows, guests)
-
-    def client_joined(self, client: int) -> None:
-        """Admit a client."""
-        self._ledger.client_joined(client)
+    def rows(self) -> Iterator[LedgerRow]:
+        """Yield a record of each segment."""
+        for segment, entry in self.ledger.entries.items():
+            clients = tuple(sorted(holder for holder in entry.holders if holder >= 0))
+            messages = len(entry.holders) - len(clients)
+            yield LedgerRow(segment, entry.nbytes, entry.writable, clients, messages)
 
     def client_gone(self, client: int) -> list[Reply]:
         """End all holds of a client; what only it held is closed."""
-        return self._perform(self._ledger.client_gone(client))
-
-    def inherit(self, client: int, parent: int) -> None:
-        """Let a child that is being forked hold what its parent holds, and open the mailboxes it has open."""
-        self._ledger.inherit(client, parent)
+        return self._perform(self.ledger.client_gone(client))
 
     def end_parcels(self, parcels: Sequence[int]) -> list[Reply]:
         """End what messages hold that will not be received."""
-        return [r for parcel in parcels for r in self._perform(self._ledger.end_parcel(parcel))]
-
-    def parcels_of(self, client: int) -> list[int]:
-        """Return the parcels without a mailbox that a client has posted and no other has taken."""
-        return self._ledger.parcels.of(client)
+        return [r for parcel in parcels for r in self._perform(self.ledger.end_parcel(parcel))]
 
     def hold_all_of(self, client: int) -> int:
         """Return a new parcel that holds what a client holds now, until `end_parcels`."""
         self._kept += 1
         parcel = segment_id(client, (1 << CLIENT_SHIFT) - self._kept)  # no client gets as far
-        held = [segment for segment, entry in self._ledger.entries.items() if client in entry.holders]
-        self._ledger.step(client, Post(parcel, 0, tuple(held)))
-        self._ledger.parcels.parcels[parcel].sender = NO_CLIENT
+        held = [segment for segment, entry in self.ledger.entries.items() if client in entry.holders]
+        self.ledger.step(client, Post(parcel, 0, tuple(held)))
+        self.ledger.parcels.parcels[parcel].sender = NO_CLIENT
         return parcel
 
     def settle(self, turn: int) -> list[Reply]:
         """Refuse what is still unknown, end what no client holds: all sent before `mark` has been read."""
-        return self._perform(self._ledger.settle(turn))
+        return self._perform(self.ledger.settle(turn))
 
     def receive(self, client: int, frame: Frame) -> list[Reply]:
         """Act on a client's frame, and close its descriptors.
@@ -184,20 +134,15 @@ class SegmentServer:
             message = unpack(frame.payload)
             if isinstance(message, Register):
                 _check_memory(frame.fds[0], message.nbytes)
-            return self._perform(self._ledger.step(client, message, frame.sequence), frame)
+            return self._perform(self.ledger.step(client, message, frame.sequence), frame)
         finally:
             frame.close()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Every name in the file system that may exist and has to be removed."""
-        return tuple(self._ledger.names)
-
     def close(self) -> None:
         """Remove every name and close every descriptor: the session is over (idempotent)."""
-        for path in self.names:
+        for path in self.ledger.names:
             _unlink(path)
-        self._ledger = Ledger()
+        self.ledger = Ledger()
         while self._fds:
             os.close(self._fds.popitem()[1])
 
@@ -242,14 +187,10 @@ class SegmentServer:
             return [Reply(grant.client, answer, [fd], grant.sequence)]
         outgoing = [_lost(grant.client, grant.segment, fd, grant.sequence)]
         creator = creator_of(grant.segment)
-        if (
-            fd is LostReason.DESCRIPTORS
-            and grant.segment not in self._fds
-            and creator in self._ledger.clients
-        ):
+        if fd is LostReason.DESCRIPTORS and grant.segment not in self._fds and creator in self.ledger.clients:
             outgoing.append(_lost(creator, grant.segment, fd, 0))
         if grant.fresh:
-            outgoing += self._perform(self._ledger.step(grant.client, Release(grant.segment)))
+            outgoing += self._perform(self.ledger.step(grant.client, Release(grant.segment)))
         return outgoing
 
     def _descriptor(self, grant: act.Grant) -> int | LostReason:
@@ -259,7 +200,7 @@ class SegmentServer:
             if kept is None:
                 return self._open_by_name(grant)
             # Of a file with a name, a new open file where /proc is: mapping it does not keep it locked.
-            named = self._ledger.entries[grant.segment].path and os.path.exists("/proc/self/fd")
+            named = self.ledger.entries[grant.segment].path and os.path.exists("/proc/self/fd")
             if grant.writable and not named:
                 return os.dup(kept)
             access = os.O_RDWR if grant.writable else os.O_RDONLY
@@ -268,7 +209,7 @@ class SegmentServer:
             return LostReason.NO_PROC if error.errno == errno.ENOENT else LostReason.DESCRIPTORS
 
     def _open_by_name(self, grant: act.Grant) -> int | LostReason:
-        path = self._ledger.entries[grant.segment].path
+        path = self.ledger.entries[grant.segment].path
         if not path:
             return LostReason.DESCRIPTORS
         access = os.O_RDWR if grant.writable else os.O_RDONLY

@@ -86,8 +86,8 @@ def test_f45_at_random_moments() -> None:
 def server() -> Iterator[SegmentServer]:
     """Make a desk that keeps no descriptor at all, with two clients."""
     server = SegmentServer(0)
-    server.client_joined(0)
-    server.client_joined(1)
+    server.ledger.client_joined(0)
+    server.ledger.client_joined(1)
     yield server
     server.close()
 

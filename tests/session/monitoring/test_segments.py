@@ -21,7 +21,7 @@ from nbparallel.session.monitoring.segments import gather
 from nbparallel.session.processes.queries import LedgerQuery
 from nbparallel.sharing import SegmentStatistics
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.inspection import LedgerRow, pages
+from nbparallel.wire.inspection import LedgerRow, pack_report
 from nbparallel.wire.messages import RankMemory, RankSegment
 from nbparallel.wire.segments import segment_id
 
@@ -63,13 +63,13 @@ def test_a_dead_maker_and_memory_that_came_back() -> None:
 
 
 def test_an_answer_to_an_older_question_is_dropped() -> None:
-    """Pages of an answer that came too late do not mix with those of the next one; a dead one is seen."""
+    """An answer that came too late is not taken for that to the next question; a dead one is seen."""
     numbers: list[int] = []
     question = LedgerQuery(numbers.append, lambda: False)
     assert question.ask(patience=0.01) is None
     rows = [LedgerRow(segment_id(1, n), 4096, False, (1,)) for n in (1, 2)]
     late, page = (
-        Frame(Kind.LEDGER, 0, n, next(pages([row])), []) for n, row in zip((1, 2), rows, strict=True)
+        Frame(Kind.LEDGER, 0, n, pack_report([row]), []) for n, row in zip((1, 2), rows, strict=True)
     )
 
     def answer(number: int) -> None:

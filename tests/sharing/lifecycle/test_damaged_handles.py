@@ -266,4 +266,4 @@ def test_a_hold_is_given_back_after_a_refusal(exchange):
     with pytest.raises(NbParallelError):
         r.attach(handle._replace(segment_nbytes=handle.segment_nbytes * 2))
     r.drain()
-    assert exchange.server.holders(handle.segment) == {0}
+    assert exchange.server.ledger.entries[handle.segment].holders == {0}

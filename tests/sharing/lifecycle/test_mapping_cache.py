@@ -43,12 +43,12 @@ def test_the_same_array_comes_again(exchange, pair):
     address = there.ctypes.data
     del there
     r.drain()
-    assert exchange.server.holders(handle.segment) == {0}, "the hold ended with the last array"
+    assert exchange.server.ledger.entries[handle.segment].holders == {0}, "the hold ended with the last array"
     assert asked(exchange) == [Kind.FETCH]
     for turn in range(3):
         array[0] = turn
         there = r.attach(handle)
-        assert exchange.server.holders(handle.segment) == {0, 1}
+        assert exchange.server.ledger.entries[handle.segment].holders == {0, 1}
         assert (there[0], there.ctypes.data) == (turn, address)
         assert r.is_shared(there)
         assert not there.flags.writeable
@@ -123,7 +123,7 @@ def test_rights_are_kept_apart(exchange, pair):
     assert asked(exchange) == []
     del there
     r.drain()
-    assert exchange.server.holders(handle.segment) == {0}
+    assert exchange.server.ledger.entries[handle.segment].holders == {0}
     assert r.attach(handle, writable=True).flags.writeable
     assert asked(exchange) == [Kind.HOLD]
 
@@ -180,7 +180,7 @@ def test_the_owner_gives_memory_back(exchange, pair):
     k.trim()
     r.drain()
     assert mapped() == before
-    assert exchange.server.memories == {}
+    assert exchange.server.ledger.memories.known == {}
 
 
 def test_a_dead_owners_memory_is_unmapped(exchange, pair):
@@ -271,7 +271,7 @@ def test_memory_with_a_name_is_kept_while_its_array_lives(exchange, pair, strate
     """The same array may be sent again; no other one will lie there, and the name goes with the last hold."""
     k, r = pair
     array = k.zeros(100_000, strategy=strategy)
-    (name,) = exchange.server.names
+    (name,) = exchange.server.ledger.names
     r.attach(k.handle(array))
     r.drain()
     asked(exchange)
@@ -281,11 +281,11 @@ def test_memory_with_a_name_is_kept_while_its_array_lives(exchange, pair, strate
     del array
     k.drain()
     assert again[7] == 7
-    assert exchange.server.names == (name,)
+    assert tuple(exchange.server.ledger.names) == (name,)
     del again
     r.drain()
     k.drain()
-    assert exchange.server.names == ()
+    assert exchange.server.ledger.names == {}
     assert not Path(name).exists()
     r.drain()
     assert store_usage(r).kept == 0
@@ -370,7 +370,7 @@ def test_a_handle_that_lies_about_its_memory(exchange, pair):
     for number, handle in enumerate(handles):
         assert r.attach(handle)[0] == number
     r.drain()
-    assert all(exchange.server.holders(handle.segment) == {0} for handle in handles)
+    assert all(exchange.server.ledger.entries[handle.segment].holders == {0} for handle in handles)
 
 
 def test_garbage_that_attaches_while_mappings_end(exchange, pair):
@@ -393,5 +393,5 @@ def test_garbage_that_attaches_while_mappings_end(exchange, pair):
         r.drain()
     gc.collect()
     r.drain()
-    assert exchange.server.holders(handle.segment) == {0}
+    assert exchange.server.ledger.entries[handle.segment].holders == {0}
     assert r.segments() == ()

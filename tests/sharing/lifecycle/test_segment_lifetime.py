@@ -128,15 +128,15 @@ def test_a_dead_ranks_memory_goes_back_to_the_system(exchange, before):
     r.handle(only)
     del mine
     k.drain()
-    assert len(exchange.server.segments) == 3
+    assert len(exchange.server.ledger.entries) == 3
     exchange.kill(1)
     k.drain()
     assert [(record.own, record.phase) for record in k.segments()] == [(False, "live")]
-    assert len(exchange.server.segments) == 1
+    assert len(exchange.server.ledger.entries) == 1
     assert held[0] == 0
     del held
     k.drain()
-    assert exchange.server.segments == ()
+    assert exchange.server.ledger.entries == {}
     assert k.segments() == ()
     del there, theirs, only
 

@@ -220,7 +220,7 @@ def test_the_supervisor_has_none_left(exchange):
     r.attach(handles[0])
     with pytest.raises(FileDescriptorLimitError):
         r.attach(handles[1])
-    assert exchange.server.holders(handles[1].segment) == {0}
+    assert exchange.server.ledger.entries[handles[1].segment].holders == {0}
 
 
 def test_a_mapping_that_fails_keeps_no_descriptor(exchange, monkeypatch):

@@ -22,7 +22,7 @@ def test_ten_thousand_arrays_cost_one_descriptor(exchange):
     arrays = many(store, 10_000)
     received = [other.attach(store.handle(x)) for x in arrays]
     assert len(os.listdir("/proc/self/fd")) - before <= 8
-    assert len(store.segments()) == len(exchange.server.segments) == 1
+    assert len(store.segments()) == len(exchange.server.ledger.entries) == 1
     assert all(x[0] == y[0] == i for i, (x, y) in enumerate(zip(arrays, received, strict=True)))
     assert all(x.ctypes.data % 64 == 0 for x in arrays)
     places = sorted(store.location(x)[1:3] for x in arrays)
@@ -37,7 +37,7 @@ def test_a_region_goes_with_its_last_array(exchange):
     del arrays
     store.drain()
     assert last[3] == 50
-    assert len(exchange.server.segments) == 1
+    assert len(exchange.server.ledger.entries) == 1
     del last
     other.drain()
     store.drain()

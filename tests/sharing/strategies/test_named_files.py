@@ -110,7 +110,7 @@ def test_the_ledger_removes_what_a_killed_client_made(exchange, strategy):
     lonely = made.share(np.arange(100_000), strategy=strategy)
     shared = made.share(np.arange(200_000), strategy=strategy)
     both = other.attach(made.handle(shared))
-    first, second = exchange.server.names
+    first, second = exchange.server.ledger.names
     assert os.path.exists(first)
     assert os.path.exists(second)
     # As if its process had been killed: it says nothing, and removes nothing.
@@ -125,7 +125,7 @@ def test_the_ledger_removes_what_a_killed_client_made(exchange, strategy):
     del both
     other.drain()
     assert not os.path.exists(second)
-    assert exchange.server.names == ()
+    assert exchange.server.ledger.names == {}
     del lonely, shared
     made.close()
 
@@ -135,7 +135,7 @@ def test_a_name_goes_with_the_last_user(exchange, strategy):
     """Neither the maker's nor the receiver's end alone removes it; the last one's does."""
     made, other = exchange.store(0), exchange.store(1)
     x = made.share(np.arange(1000), strategy=strategy)
-    (path,) = exchange.server.names
+    (path,) = exchange.server.ledger.names
     y = other.attach(made.handle(x))
     assert np.array_equal(x, y)
     del x
@@ -146,7 +146,7 @@ def test_a_name_goes_with_the_last_user(exchange, strategy):
     other.drain()
     assert not os.path.exists(path)
     made.drain()
-    assert exchange.server.names == ()
+    assert exchange.server.ledger.names == {}
 
 
 def test_what_was_named_before_the_session_is_announced_to_it(fresh_exchange):
@@ -155,7 +155,7 @@ def test_what_was_named_before_the_session_is_announced_to_it(fresh_exchange):
     x = store.share(np.arange(10), strategy="file_system")
     exchange = fresh_exchange()
     exchange.adopt(store)
-    (path,) = exchange.server.names
+    (path,) = exchange.server.ledger.names
     assert os.path.exists(path)
     exchange.close()
     assert not os.path.exists(path)
