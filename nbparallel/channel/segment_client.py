@@ -6,7 +6,6 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
 
 from nbparallel.channel.channel import SLICE_SECONDS, Channel
 from nbparallel.errors import (
@@ -73,9 +72,19 @@ class SegmentClient:
         self._poll = select.poll()
         self._poll.register(channel.fileno(), select.POLLIN)
 
-    def send(self, message: FramePayload, fd: int | None = None) -> None:
-        """Send a message, with a descriptor that the caller keeps; no answer comes."""
-        self._send(message, fd)
+    def send(self, message: FramePayload, fd: int | None = None, *, sequence: int = 0) -> None:
+        """Send a message, with a descriptor that the caller keeps; `sequence`: the number of a question."""
+        self._check_pid()
+        with self._lock:
+            self._unread += 1
+            if self._unread >= READ_EVERY:
+                self._read()
+        payload = message.pack()
+        if len(payload) <= MAX_INLINE and self._channel.send_at_once(message.kind, payload, sequence, fd):
+            return
+        fds, deadline = () if fd is None else (fd,), time.monotonic() + self._patience
+        abandon = lambda: time.monotonic() > deadline  # noqa: E731
+        self._channel.send(message.kind, payload, fds=fds, sequence=sequence, abandon=abandon)
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.
@@ -98,7 +107,7 @@ class SegmentClient:
             deadline = time.monotonic() + self._patience
             self._awaited.add(sequence)
             try:
-                self._send(Fetch(segment, writable, memory), sequence=sequence)
+                self.send(Fetch(segment, writable, memory), sequence=sequence)
                 while time.monotonic() < deadline:
                     frame = self._answers.pop(sequence, None) or self._receive(segment)
                     if frame is None:
@@ -168,22 +177,6 @@ class SegmentClient:
         except RuntimeError:  # a signal handler, called while this very thread polls
             return False
 
-    def _send(self, message: FramePayload, fd: int | None = None, *, sequence: int = 0) -> None:
-        self._check_pid()
-        with self._lock:
-            self._unread += 1
-            if self._unread >= READ_EVERY:
-                self._read()
-        payload = message.pack()
-        if len(payload) <= MAX_INLINE and self._channel.send_at_once(message.kind, payload, sequence, fd):
-            return
-        fds = () if fd is None else (fd,)
-        self._channel.send(message.kind, payload, fds=fds, sequence=sequence, abandon=self._abandon())
-
-    def _abandon(self) -> Callable[[], bool]:
-        deadline = time.monotonic() + self._patience
-        return lambda: time.monotonic() > deadline
-
     def _answer(self, frame: Frame, segment: int) -> int:
         try:
             if frame.kind is Kind.LOST:
@@ -197,10 +190,6 @@ class SegmentClient:
         finally:
             frame.close()
 
-    def _is_own_not_kept(self, lost: Lost) -> bool:
-        """Return whether it is no answer about another's segment, to a request that was given up."""
-        return lost.reason is LostReason.DESCRIPTORS and creator_of(lost.segment) == self.client
-
     def _note(self, frame: Frame) -> None:
         if frame.sequence in self._awaited and frame.kind in (Kind.FETCHED, Kind.LOST):
             self._answers[frame.sequence] = frame
@@ -208,8 +197,11 @@ class SegmentClient:
         try:
             if (unpack := NOTICES.get(frame.kind)) is not None:
                 notice = unpack(frame.payload)
-                if not isinstance(notice, Lost) or self._is_own_not_kept(notice):
-                    self._notices.append(notice)
+                if isinstance(notice, Lost):
+                    own = creator_of(notice.segment) == self.client
+                    if notice.reason is not LostReason.DESCRIPTORS or not own:
+                        return  # the answer to a request that was given up
+                self._notices.append(notice)
             else:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")
         finally:

@@ -7,8 +7,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,35 +31,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Repairable(Protocol):
-    """State that an interrupted operation may leave inconsistent."""
-
-    doubtful: bool
-    """Whether an operation was interrupted since the last `repair`."""
-
-    def repair(self) -> None:
-        """Complete what interrupted operations left undone."""
-
-
-class Lockable(Protocol):
-    """What `locked` needs of the object whose methods it wraps."""
-
-    _depth: int
-    """How many operations are under way, one within another."""
-
-    @property
-    def _pid(self) -> int: ...
-
-    @property
-    def _lock(self) -> AbstractContextManager[bool]: ...
-
-    @property
-    def _table(self) -> Repairable: ...
-
-
-L = TypeVar("L", bound=Lockable)
-
-
 def forked_error(owner: int) -> ForkedRankError:
     """Return the error of a child that was forked from process `owner`."""
     return ForkedRankError(
@@ -69,11 +39,11 @@ def forked_error(owner: int) -> ForkedRankError:
     )
 
 
-def locked(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
+def locked(method: Callable[Concatenate[Store, P], R]) -> Callable[Concatenate[Store, P], R]:
     """Refuse forked children, hold the lock, and repair what an interrupt left undone before."""
 
     @functools.wraps(method)
-    def wrapper(self: L, /, *args: P.args, **keywords: P.kwargs) -> R:
+    def wrapper(self: Store, /, *args: P.args, **keywords: P.kwargs) -> R:
         if os.getpid() != self._pid:
             raise forked_error(self._pid)
         with self._lock:

@@ -178,8 +178,6 @@ class FetchedSegments:
         self.cache = cache
         self._detached: set[Segment] = set()
         """Segments whose session is over, while arrays use them."""
-        self._requested: set[tuple[SegmentBroker, int]] = set()
-        """Segments that are being fetched; left over after an interrupt."""
         self._sessions, self._count_mapped, self._collect = sessions, count_mapped, collect
 
     @property
@@ -206,27 +204,30 @@ class FetchedSegments:
         """
         known = segment is None or (wanted == handle.segment and segment.memory == handle.memory)
         mapping = self._cached_mapping(handle, access, broker) if known else None
-        self._requested.add((broker, wanted))
         writable = access is Access.WRITE
-        if mapping is None:
-            source = handle if segment is None else segment
-            memory = source.memory if segment is None or segment.broker is broker else 0
-            strategy = registry.strategy_of(source.strategy)
-            fetch = partial(broker.fetch, wanted, writable=writable, memory=memory)
-            try:
-                mapping = self._map(fetch, handle.segment_nbytes, strategy, access)
-            except (FileDescriptorLimitError, SharedMemoryFullError):
-                # The cache may hold what is missing.
-                if not self.cache.trim(0.0):
-                    raise
-                mapping = self._map(fetch, handle.segment_nbytes, strategy, access)
-        elif segment is None:
-            broker.send(Hold(wanted, handle.memory, writable))
-        if segment is None:
-            segment = Segment(wanted, mapping.nbytes, handle.strategy, writable=False, broker=broker)
-            segment.memory = handle.memory
-            self.by_id[broker, wanted] = segment
-        self._requested.discard((broker, wanted))
+        try:
+            if mapping is None:
+                source = handle if segment is None else segment
+                memory = source.memory if segment is None or segment.broker is broker else 0
+                strategy = registry.strategy_of(source.strategy)
+                request = partial(broker.fetch, wanted, writable=writable, memory=memory)
+                try:
+                    mapping = self._map(request, handle.segment_nbytes, strategy, access)
+                except (FileDescriptorLimitError, SharedMemoryFullError):
+                    # The cache may hold what is missing.
+                    if not self.cache.trim(0.0):
+                        raise
+                    mapping = self._map(request, handle.segment_nbytes, strategy, access)
+            elif segment is None:
+                broker.send(Hold(wanted, handle.memory, writable))
+            if segment is None:
+                segment = Segment(wanted, mapping.nbytes, handle.strategy, writable=False, broker=broker)
+                segment.memory = handle.memory
+                self.by_id[broker, wanted] = segment
+        except BaseException:
+            if (broker, wanted) not in self.by_id:  # an interrupt may have come with the answer
+                self._sessions.notify(broker, Release(wanted))
+            raise
         if access is Access.PRIVATE:
             segment.private.add(mapping)
         else:
@@ -241,10 +242,10 @@ class FetchedSegments:
         self._collect()  # its use may have ended, and so may the memory
         return self.cache.take(broker, handle, access)
 
-    def _map(self, fetch: Callable[[], int], nbytes: int, strategy: Strategy, access: Access) -> Mapping:
+    def _map(self, request: Callable[[], int], nbytes: int, strategy: Strategy, access: Access) -> Mapping:
         check_mappings(self._count_mapped(), nbytes)
         # In one expression: no interrupt may fall between a descriptor's arrival and its being owned.
-        source = strategy.adopt(fetch(), nbytes)
+        source = strategy.adopt(request(), nbytes)
         try:
             check_descriptor(source.fd)
             return strategy.map(source, access)
@@ -270,19 +271,11 @@ class FetchedSegments:
     def disconnect(self, broker: SegmentBroker) -> None:
         """Detach the segments of a session that has ended; their arrays stay valid."""
         self.cache.unmap(broker)
-        self._requested = {request for request in self._requested if request[0] is not broker}
         for key, segment in list(self.by_id.items()):
             if key[0] is broker:
                 segment.broker = None
                 self._detached.add(segment)
                 self.by_id.pop(key, None)
-
-    def repair(self) -> None:
-        """Release what an interrupted `fetch` may hold."""
-        for broker, wanted in list(self._requested):
-            if (broker, wanted) not in self.by_id:
-                self._sessions.notify(broker, Release(wanted))
-        self._requested.clear()
 
     def statistics(self, broker: SegmentBroker | None) -> list[SegmentStatistics]:
         """Return a record of each segment, of all sessions or of one."""

@@ -436,7 +436,6 @@ class SegmentTable:
                 if not segment.used_through(mapping):
                     self._end(segment, mapping)
             self._release_unused(segment)
-        self.fetched.repair()
         self.own.repair()
         self.doubtful = False
 
