@@ -35,20 +35,15 @@ from typing import Any
 
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control_layout import (
-    ARRIVE,
-    BELL,
     DEATH,
-    DONE,
     FAILED,
     FAILED_TEXT,
     GENERATIONS,
     INTERRUPT,
     KINDS,
-    LEFT,
     LOCKS,
     MAX_WORLD_SIZE,
     OPERATIONS,
-    PARKED,
     SLOT,
     SLOT_AREA,
     SLOT_HEADER,
@@ -57,7 +52,6 @@ from nbparallel.wire.control_layout import (
     TIMING,
     TIMING_WORDS,
     WORD,
-    WRITING,
     AbandonedLock,
     DeathRecord,
     FailureKind,
@@ -229,7 +223,7 @@ class ControlView:
     def abandoned_locks(self) -> list[AbandonedLock]:
         """Return the locks whose holder died, in this epoch or before, and which no rank has got since."""
         ranks = range(self.world_size)
-        return abandoned_locks(self.words, [(r, self.word_locks(r), self.word_death(r)) for r in ranks])
+        return abandoned_locks(self.words, [(r, self.word(r, LOCKS), self.word(r, DEATH)) for r in ranks])
 
     # -- what S writes ---------------------------------------------------------------------------
 
@@ -311,10 +305,6 @@ class ControlView:
             )  # fmt: skip
         return SlotRecord(rank, False, 0, 0, State.COMPUTING, Operation.none, 0, -1, 0, 0, 0, False, 0)
 
-    def read_slots(self) -> tuple[SlotRecord, ...]:
-        """Return what every rank says, in rank order."""
-        return tuple(self.read_slot(rank) for rank in range(self.world_size))
-
     def write_failure(self, rank: int, kind: FailureKind, cell: int, origin: int, message: str) -> None:
         """Record that `rank` failed.  The first failure of an epoch stays: later calls do nothing."""
         w, words = self.layout.rank_word(rank, FAILED), self.words
@@ -345,7 +335,7 @@ class ControlView:
 
     def read_locks(self, rank: int) -> list[LockRecord]:
         """Return the entries of a rank's table of locks."""
-        return lock_records(self.words, self.word_locks(rank), rank)
+        return lock_records(self.words, self.word(rank, LOCKS), rank)
 
     def read_timing(self, rank: int) -> TimingRecord:
         """Return where the time of `rank` has gone; its words are read again if they have just changed."""
@@ -359,45 +349,13 @@ class ControlView:
 
     # -- where the ranks' own modules find their words ---------------------------------------------
 
-    def word_left(self, rank: int) -> int:
-        """Index in `words`: the last cell that `rank` has ended."""
-        return self.layout.rank_word(rank, LEFT)
+    def word(self, rank: int, line: int) -> int:
+        """Return the index in `words` of the first word of a rank's line (`control_layout.LEFT` …)."""
+        return self.layout.rank_word(rank, line)
 
-    def word_writing(self, rank: int) -> int:
-        """Index in `words`: the operation in which `rank` writes into other ranks' arrays; 0: in none."""
-        return self.layout.rank_word(rank, WRITING)
-
-    def word_arrive(self, rank: int) -> int:
-        """Index in `words`: how many synchronisations `rank` has reached."""
-        return self.layout.rank_word(rank, ARRIVE)
-
-    def word_done(self, rank: int) -> int:
-        """Index in `words`: the last collective whose slots `rank` reads no more."""
-        return self.layout.rank_word(rank, DONE)
-
-    def word_death(self, rank: int) -> int:
-        """Index in `words`: nonzero once S saw `rank` end."""
-        return self.layout.rank_word(rank, DEATH)
-
-    def word_failed(self, rank: int) -> int:
-        """Index in `words`: nonzero once `rank` failed."""
-        return self.layout.rank_word(rank, FAILED)
-
-    def word_timing(self, rank: int) -> int:
-        """Index in `words`: the first of a `TimingRecord`, which are those of the cell in the first word."""
-        return self.layout.rank_word(rank, TIMING)
-
-    def word_locks(self, rank: int) -> int:
-        """Index in `words`: the table of locks that `rank` holds or waits for."""
-        return self.layout.rank_word(rank, LOCKS)
-
-    def half_bell(self, rank: int) -> int:
-        """Index in `halves`: the futex word that `rank` changes when another rank sleeps for it."""
-        return self.layout.rank_word(rank, BELL) * 2
-
-    def half_parked(self, rank: int) -> int:
-        """Index in `halves`: the rank that `rank` sleeps for (its number + 1; all ones: any); 0 awake."""
-        return self.layout.rank_word(rank, PARKED) * 2
+    def half(self, rank: int, line: int) -> int:
+        """Return its index in `halves`."""
+        return 2 * self.layout.rank_word(rank, line)
 
     # -- end -----------------------------------------------------------------------------------------
 

@@ -320,7 +320,7 @@ def _dump(pids: dict[int, int], view: ControlView, seconds: float) -> None:
     for pid in pids.values():
         os.kill(pid, signal.SIGUSR1)  # every rank writes its stack to stderr
     time.sleep(0.3)
-    slots = "\n".join(f"  {slot}" for slot in view.read_slots())
+    slots = "\n".join(f"  {slot}" for slot in [view.read_slot(rank) for rank in range(view.world_size)])
     raise RanksHungError(f"ranks hung for {seconds} s:\n{slots}")
 
 

@@ -29,12 +29,17 @@ from nbparallel.errors.questions import traceback_of
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView, State
 from nbparallel.wire.control_layout import (
+    DEATH,
+    FAILED,
+    LEFT,
+    TIMING,
     TIMING_AS_OF,
     TIMING_AWAITED,
     TIMING_CELL,
     TIMING_INSIDE_WAIT,
     TIMING_WAIT,
     TIMING_WORDS,
+    WRITING,
 )
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
@@ -65,20 +70,18 @@ class Peers:
 
     def __init__(self, view: ControlView, rank: int) -> None:
         self._view, self._words = view, view.words
-        self._failure_words = [(view.word_failed(r), view.word_death(r)) for r in range(view.world_size)]
+        self._failure_words = [(view.word(r, FAILED), view.word(r, DEATH)) for r in range(view.world_size)]
         # One word of every rank: `tolist` reads 64 of them in a microsecond, a look at each takes twenty.
-        self._failed, self._died, self._left = map(
-            self._of_all, (view.word_failed, view.word_death, view.word_left)
-        )
+        self._failed, self._died, self._left = map(self._of_all, (FAILED, DEATH, LEFT))
         self.ranks = tuple(r for r in range(view.world_size) if r != rank)
         self.memory = PeerMemory(view, rank)
         self.liveness_check: LivenessCheck | None = None
         self.hosts: WorldPlace | None = None
 
-    def _of_all(self, word: Callable[[int], int]) -> memoryview:
-        """Return that word of every rank, in rank order."""
-        first, size = word(0), self._view.world_size
-        stride = word(1) - first if size > 1 else 1
+    def _of_all(self, line: int) -> memoryview:
+        """Return the first word of that line of every rank, in rank order."""
+        first, size = self._view.word(0, line), self._view.world_size
+        stride = self._view.word(1, line) - first if size > 1 else 1
         return self._words[first : first + size * stride : stride]
 
     def has_failed(self, rank: int) -> bool:
@@ -94,7 +97,7 @@ class Peers:
 
     def has_left(self, rank: int, cell: int) -> bool:
         """Whether a rank has left a cell."""
-        return self._words[self._view.word_left(rank)] >= cell
+        return self._words[self._view.word(rank, LEFT)] >= cell
 
     def all_left(self, cell: int) -> list[int]:
         """Return the ranks that have left a cell."""
@@ -104,8 +107,8 @@ class Peers:
         """Whether a rank may be writing into arrays of this one."""
         check = self.liveness_check
         return bool(
-            self._words[self._view.word_writing(rank)]
-            and not self._words[self._view.word_death(rank)]
+            self._words[self._view.word(rank, WRITING)]
+            and not self._words[self._view.word(rank, DEATH)]
             and not self.has_left(rank, cell)
             and not (check is not None and check.vanished(rank))
         )
@@ -260,12 +263,12 @@ class RankContext:
         self.hooks = RankHooks()
         self.cell = CellState()
         self.call_site = CallSite()
-        self.writing = view.word_writing(rank)
+        self.writing = view.word(rank, WRITING)
         self.ready = self.whole = self.plain = self.exposed = self.forked = False
         self.open = self.nbytes = self.operations = 0
         self.cause: BaseException | None = None
         self.remark = ""
-        self.timing = view.word_timing(rank)
+        self.timing = view.word(rank, TIMING)
         self.former_wait_ns = self._cells_wait_ns = 0
 
     # -- cells ---------------------------------------------------------------------------------------
@@ -314,7 +317,7 @@ class RankContext:
         cell.began_ns = cell.statement = cell.last_line = 0
         state = State.FINISHED if failure is None else State.FAILED
         self.view.write_slot(self.rank, cell.number, state)
-        self.waiter.announce(self.words, self.view.word_left(self.rank), cell.number)
+        self.waiter.announce(self.words, self.view.word(self.rank, LEFT), cell.number)
         self.waiter.ring()
 
     def forget_frames(self) -> None:

@@ -41,6 +41,7 @@ from dataclasses import dataclass, field
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import ControlView, Operation
+from nbparallel.wire.control_layout import BELL, PARKED
 
 SLICE_NS = 50_000_000
 """Longest sleep between two checks of whether the wait can still succeed."""
@@ -114,10 +115,10 @@ class Waiter:
         self._halves = view.halves
         self._map = view.map  # keeps the addresses below valid
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(view.map))
-        self._my_bell, self._my_parked = view.half_bell(rank), view.half_parked(rank)
-        self._bells = [view.half_bell(r) for r in range(view.world_size)]
-        self._parked = [view.half_parked(r) for r in range(view.world_size) if r != rank]
-        self._parked_of = [view.half_parked(r) for r in range(view.world_size)]
+        self._my_bell, self._my_parked = view.half(rank, BELL), view.half(rank, PARKED)
+        self._bells = [view.half(r, BELL) for r in range(view.world_size)]
+        self._parked = [view.half(r, PARKED) for r in range(view.world_size) if r != rank]
+        self._parked_of = [view.half(r, PARKED) for r in range(view.world_size)]
         self._mine = (rank + 1, ANY_RANK)
         self._others = [r for r in range(view.world_size) if r != rank]
         self.spins = self._max_spins = SPINS if spin else 1

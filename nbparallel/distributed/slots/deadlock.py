@@ -23,6 +23,7 @@ from nbparallel.distributed.slots.lock_table import holder_of, queue_of
 from nbparallel.distributed.slots.slot_area import SlotArea, group_area
 from nbparallel.errors import InvalidHandleError, SegmentLostError, rank_list
 from nbparallel.wire.control import Operation, SlotRecord, State
+from nbparallel.wire.control_layout import ARRIVE
 
 FIRST_INSPECTION_NS = 200_000_000
 """Shorter waits are ordinary."""
@@ -106,7 +107,7 @@ class DeadlockDetector:
         if record.area:
             area = self._area_of(record)
             return None if area is None else area.missing(record.target) or None
-        missing = [r for r in context.cell.ranks if words[view.word_arrive(r)] < record.target]
+        missing = [r for r in context.cell.ranks if words[view.word(r, ARRIVE)] < record.target]
         return missing or None
 
     def _area_of(self, record: SlotRecord) -> SlotArea | None:

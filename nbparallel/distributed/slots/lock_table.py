@@ -34,6 +34,7 @@ from nbparallel.errors import CollectiveTimeoutError, DeadlockError, NbParallelE
 from nbparallel.wire.control import ControlView, Operation
 from nbparallel.wire.control_layout import (
     ABANDONED,
+    DEATH,
     DRAWING,
     LOCK_ENTRIES,
     LOCK_ENTRY,
@@ -42,6 +43,7 @@ from nbparallel.wire.control_layout import (
     LOCK_NOTE,
     LOCK_REPORTED,
     LOCK_TICKET,
+    LOCKS,
     SLOT_AREA,
     AbandonedLock,
     LockRecord,
@@ -68,9 +70,9 @@ class LockTable:
     def __init__(self, context: RankContext) -> None:
         view = context.view
         self._context, self._view, self._words = context, view, context.words
-        self._start = view.word_locks(context.rank) + 1
+        self._start = view.word(context.rank, LOCKS) + 1
         self._others: list[OtherTable] = [
-            (rank, view.word_locks(rank), view.word_death(rank))
+            (rank, view.word(rank, LOCKS), view.word(rank, DEATH))
             for rank in range(view.world_size)
             if rank != context.rank
         ]
@@ -305,7 +307,7 @@ def queue_of(view: ControlView, name: int) -> list[LockRecord]:
         record
         for rank in range(view.world_size)
         for record in view.read_locks(rank)
-        if record.name == name and record.ticket and not view.words[view.word_death(rank)]
+        if record.name == name and record.ticket and not view.words[view.word(rank, DEATH)]
     ]
     return sorted(records, key=lambda record: (record.ticket, record.rank))
 

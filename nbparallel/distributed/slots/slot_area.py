@@ -19,7 +19,7 @@ import numpy as np
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.slots.fingerprint import SHARED
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, ControlView
-from nbparallel.wire.control_layout import SLOT_OF_A_MEMBER
+from nbparallel.wire.control_layout import ARRIVE, DONE, SLOT_OF_A_MEMBER
 
 # Words of a slot's first line.
 WORD, CALL, CONTENT, LINE, SEGMENT, START, STOP, NBYTES, TEXT, WRITTEN = range(10)
@@ -88,8 +88,8 @@ def world_area(view: ControlView, rank: int, here: range | None = None) -> SlotA
         view.words,
         view.octets,
         np.frombuffer(view.map, np.uint8),  # an array on the mmap itself would not keep it mapped
-        tuple(view.word_arrive(r) for r in ranks),
-        tuple(view.word_done(r) for r in ranks),
+        tuple(view.word(r, ARRIVE) for r in ranks),
+        tuple(view.word(r, DONE) for r in ranks),
         tuple(tuple(layout.slot_byte(r, g) for g in range(GENERATIONS)) for r in ranks),
         layout.slot_payload,
     )

@@ -31,6 +31,7 @@ from nbparallel.session.results import CellClock, CellRecord, RankTimes
 from nbparallel.session.tasks.cell_times import is_waiting, times_now, times_of
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.wire.control import ControlView, FailureKind, SlotRecord, State
+from nbparallel.wire.control_layout import ARRIVE
 from nbparallel.wire.timeline import OperationSpan
 
 # Rank pairs: how long each rank waited for which other one in a cell, and how many bytes went there.
@@ -384,7 +385,7 @@ def _awaited(control: ControlView, slot: SlotRecord) -> tuple[int, ...]:
         return ()
     words = control.words
     others = (rank for rank in range(control.world_size) if rank != slot.rank)
-    return tuple(rank for rank in others if words[control.word_arrive(rank)] < slot.target)
+    return tuple(rank for rank in others if words[control.word(rank, ARRIVE)] < slot.target)
 
 
 def phase_fields(clock: CellClock, starting: Sequence[int], moving: tuple[str, int] | None) -> dict[str, Any]:

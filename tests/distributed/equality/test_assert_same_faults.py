@@ -20,6 +20,7 @@ from nbparallel.errors import (
 )
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import State
+from nbparallel.wire.control_layout import FAILED
 from tests.distributed.equality.test_assert_same import message
 from tests.harness.ranks import context_of, wrap_collectives
 
@@ -83,7 +84,7 @@ def test_everybody_gets_the_error(outcomes: Any) -> None:
                     check, view = context_of(c).check, context_of(c).view
 
                     def late(wait: Any) -> None:
-                        wait_until(lambda: view.words[view.word_failed(0)])
+                        wait_until(lambda: view.words[view.word(0, FAILED)])
                         check(wait)
 
                     context_of(c).check = late  # type: ignore[method-assign]

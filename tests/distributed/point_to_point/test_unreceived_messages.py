@@ -17,6 +17,7 @@ from nbparallel.errors import CollectiveTimeoutError, ForkedRankError
 from nbparallel.sharing.store import Store
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire import control
+from nbparallel.wire.control_layout import LEFT
 from nbparallel.wire.inspection import MessageReport, SentMessage
 from nbparallel.wire.messages import MessageSettlement
 from tests.harness.ranks import context_of, parts_of
@@ -55,7 +56,7 @@ def test_messages_of_an_ended_cell(ranks: Callable[..., list[Any]], kept: tuple[
             c.end_cell(None)
             report = c.messages
             # as the kernel does: a cell begins when the last one has ended everywhere
-            wait_until(lambda: words[context_of(c).view.word_left(1 - c.rank)] >= number - 1)
+            wait_until(lambda: words[context_of(c).view.word(1 - c.rank, LEFT)] >= number - 1)
             c.begin_cell(number, (0, 1), work.__code__.co_filename)
             return report
 

@@ -13,6 +13,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.errors import PeerFailedError
 from nbparallel.wire import control
+from nbparallel.wire.control_layout import LEFT
 
 pytestmark = pytest.mark.fault("F4")
 
@@ -104,7 +105,7 @@ def test_nobody_is_held_up_by_a_stopped_one(outcomes: Any) -> None:
             time.sleep(0.5)  # rank 0 has looked for a deadlock by now
             os.kill(running.pids[0], signal.SIGINT)
             pressed.append(time.monotonic())
-        if not pressed or not running.view.words[running.view.word_left(0)]:
+        if not pressed or not running.view.words[running.view.word(0, LEFT)]:
             return False
         assert stopped(running, 1)
         os.kill(running.pids[1], signal.SIGCONT)

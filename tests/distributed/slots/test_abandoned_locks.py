@@ -16,6 +16,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, PeerFailedError
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import ControlView, Operation, State
+from nbparallel.wire.control_layout import DEATH, FAILED, LOCKS
 from tests.distributed.slots.lock_states import numbers, waits
 from tests.harness.ranks import Running, context_of
 
@@ -31,7 +32,7 @@ def test_a_dead_holder_in_a_cell_that_stops(outcomes: Any) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         wait_until(lambda: bool(context_of(c).view.read_locks(0)))
         if c.rank == 3:  # it comes when no rank waits any more, and may not get the lock either
-            wait_until(lambda: bool(context_of(c).words[context_of(c).view.word_death(0)]))
+            wait_until(lambda: bool(context_of(c).words[context_of(c).view.word(0, DEATH)]))
             wait_until(lambda: not any(context_of(c).view.read_locks(r) for r in (1, 2)))
         try:
             dist.lock("x").acquire()
@@ -91,7 +92,7 @@ def test_a_dead_rank_that_only_waited_abandons_nothing(outcomes: Any) -> None:
         if c.rank == 0:
             with dist.lock("x"):
                 wait_until(lambda: waits(c, 1))
-                wait_until(lambda: bool(context_of(c).words[context_of(c).view.word_death(1)]))
+                wait_until(lambda: bool(context_of(c).words[context_of(c).view.word(1, DEATH)]))
                 wait_until(lambda: waits(c, 2))
             return ()
         wait_until(lambda: bool(context_of(c).view.read_locks(0)))
@@ -112,7 +113,7 @@ def test_a_warning_made_an_error_releases_the_lock(outcomes: Any) -> None:
         if c.rank == 0:
             dist.lock("x").acquire()
             os.kill(os.getpid(), signal.SIGKILL)
-        wait_until(lambda: bool(context_of(c).words[context_of(c).view.word_death(0)]))
+        wait_until(lambda: bool(context_of(c).words[context_of(c).view.word(0, DEATH)]))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with pytest.raises(RuntimeWarning, match="half changed"):
@@ -130,7 +131,7 @@ def test_interrupted_while_it_waits(outcomes: Any) -> None:
     def work(c: Communicator) -> Any:
         if c.rank == 0:
             with dist.lock("x"):
-                wait_until(lambda: bool(context_of(c).words[context_of(c).view.word_failed(1)]))
+                wait_until(lambda: bool(context_of(c).words[context_of(c).view.word(1, FAILED)]))
                 assert not context_of(c).view.read_locks(1)
             c.barrier()
         wait_until(lambda: bool(context_of(c).view.read_locks(0)))
@@ -183,7 +184,7 @@ def test_a_failure_inside_does_not_end_the_wait_of_a_cell_that_goes_on(ranks: An
             return True
         wait_until(lambda: bool(context_of(c).view.read_locks(0)))
         with dist.lock("x"):
-            return bool(context_of(c).words[context_of(c).view.word_failed(0)])
+            return bool(context_of(c).words[context_of(c).view.word(0, FAILED)])
 
     assert ranks(2, work) == [True, True]
 
@@ -236,7 +237,7 @@ def test_abandoned_locks_move_into_the_next_epoch() -> None:
 
     with segment() as first, segment() as second:
         for rank in (0, 1):
-            w = first.word_locks(rank)
+            w = first.word(rank, LOCKS)
             first.words[w], first.words[w + 1], first.words[w + 2] = 1, 77 + rank, 2
             first.words[w + 3] = 5 << 2 | 1
         assert first.abandoned_locks() == []
@@ -247,7 +248,7 @@ def test_abandoned_locks_move_into_the_next_epoch() -> None:
         keep_locks(second.words, kept)
         again = second.abandoned_locks()
         assert [(lock.name, lock.rank, lock.line) for lock in again] == [(77, 0, 5), (78, 1, 5)]
-        w = second.word_locks(2)
+        w = second.word(2, LOCKS)
         second.words[w], second.words[w + 1], second.words[w + 3] = 1, 77, again[0].number << 2 | 2
         assert second.abandoned_locks() == again[1:]
         keep_locks(second.words, [AbandonedLock(n, 0, 0, 0) for n in range(1, 200)])

@@ -13,6 +13,7 @@ import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import ForkedRankError
 from nbparallel.testing.waiting import wait_until
+from nbparallel.wire.control_layout import LOCKS
 from tests.distributed.slots.lock_states import numbers, waits
 from tests.harness.ranks import context_of
 
@@ -103,7 +104,7 @@ def test_wrong_uses_raise_on_the_caller(ranks: Any) -> None:
         with lock, dist.lock("y"):
             pass
         assert c.all_reduce(1) == 2
-        assert context_of(c).words[context_of(c).view.word_locks(c.rank)] == 0
+        assert context_of(c).words[context_of(c).view.word(c.rank, LOCKS)] == 0
 
     ranks(2, work)
 

@@ -13,6 +13,7 @@ from nbparallel.wire import control
 from nbparallel.wire.control import ControlView, Operation, State
 from nbparallel.wire.control_layout import (
     SLOT,
+    TIMING,
     TIMING_AS_OF,
     TIMING_CELL,
     TIMING_INSIDE,
@@ -40,7 +41,7 @@ class Published:
 
     def timing(self, cell: int = CELL, **words: int) -> None:
         """Write words of the timing record."""
-        first = self.view.word_timing(0)
+        first = self.view.word(0, TIMING)
         self.view.words[first + TIMING_CELL] = cell
         places = {
             "wait": TIMING_WAIT, "as_of": TIMING_AS_OF, "moving": TIMING_MOVING, "begin": TIMING_INSIDE,
@@ -108,7 +109,7 @@ def test_a_rank_that_has_ended(rank: Published) -> None:
 
 def test_operations_are_exact_or_unknown(rank: Published) -> None:
     """While short ones run uncounted there is no number."""
-    first = rank.view.word_timing(0)
+    first = rank.view.word(0, TIMING)
     rank.timing()
     rank.slot(State.COMPUTING, 1)
     rank.view.words[first + TIMING_OPERATIONS] = 7
