@@ -21,8 +21,8 @@ from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.memory.array_layout import span
 from nbparallel.transfer.content import content_digest
 from nbparallel.transfer.pickling import loads
-from nbparallel.transfer.shown_values import advice_to_bring
 from nbparallel.transfer.tensor_pickling import Ties
+from nbparallel.transfer.variable_info import advice_to_bring
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
 from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbparallel.sharing.store import Store
-from nbparallel.transfer.shown_values import describe_variable
+from nbparallel.transfer.variable_info import describe_variable
 
 
 @pytest.fixture

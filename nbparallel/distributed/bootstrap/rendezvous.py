@@ -29,7 +29,7 @@ from nbparallel.errors import (
     StartError,
     SupervisorDiedError,
 )
-from nbparallel.supervisor.external.world import DRAFT, SOCKET
+from nbparallel.supervisor.external.listener import DRAFT, SOCKET
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import peer_of
 from nbparallel.wire.parcels import Meet

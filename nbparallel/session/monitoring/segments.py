@@ -17,7 +17,7 @@ from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import SegmentStatistics, Store
 from nbparallel.sharing.memory.memory_limits import limits
 from nbparallel.sharing.strategies.file_system import DIRECTORY
-from nbparallel.transfer.shown_values import describe_variable, has_memory
+from nbparallel.transfer.variable_info import describe_variable, has_memory
 from nbparallel.wire.inspection import LedgerRow
 from nbparallel.wire.messages import RankSegment
 from nbparallel.wire.segments import creator_of

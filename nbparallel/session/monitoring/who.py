@@ -11,7 +11,7 @@ from nbparallel.session.names.delivery import PREDEFINED_NAMES
 from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import Store
-from nbparallel.transfer.shown_values import describe_variable
+from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo
 
 

@@ -21,7 +21,7 @@ from nbparallel.session.processes.queries import LedgerQuery
 from nbparallel.session.processes.rank_death import CLOSED_SOCKETS, RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.refusals import as_start_error, start_error
-from nbparallel.supervisor.children import environment, kill_where
+from nbparallel.supervisor.process_table import environment, kill_where
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.system import ReadText, cgroups, do_all, is_debugged, read_text, ready
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.supervisor.external.world import SOCKET
+from nbparallel.supervisor.external.listener import SOCKET
 from nbparallel.testing.waiting import wait_until
 from tests.distributed.bootstrap.started import Launcher, end_supervisor, only_supervisor
 
