@@ -31,17 +31,13 @@ _WELCOME = encode(Kind.WELCOME, pack_client(FIRST_GUEST))[:-_NUMBER_NBYTES]
 _WELCOME_NBYTES = len(_WELCOME) + _NUMBER_NBYTES
 
 
-def introduce(
-    parent: SegmentClient, process: int, *, daemon: bool, inherits: bool = False
-) -> socket.SocketType:
+def introduce(parent: SegmentClient, *, daemon: bool, inherits: bool = False) -> socket.SocketType:
     """Have a process that is about to be started admitted; return its end of its connection.
 
     Parameters
     ----------
     parent : SegmentClient
         This process's own connection.
-    process : int
-        New id, by which `ForkDone` names it.
     daemon : bool
         Whether it ends with this process, however that ends; otherwise only with the root process.
     inherits : bool
@@ -55,7 +51,7 @@ def introduce(
     # Those of `socket.socketpair` are made anew as objects of Python.
     ours, theirs = _socket.socketpair(_FAMILY, _TYPE)
     try:
-        parent.send(Introduction(process, daemon, inherits), theirs.fileno())
+        parent.send(Introduction(daemon, inherits), theirs.fileno())
     except BaseException:
         ours.close()
         raise

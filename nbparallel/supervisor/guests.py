@@ -5,9 +5,9 @@ socketpair.  It is a guest from then on, and holds what its parent holds if it i
 is, it announces itself at the other end, with its pidfd.  Its holds end with it, which the pidfd reports; the
 end of its connection says only that it can share nothing any more.
 
-If the parent sends a pidfd of a forked child first, that counts as well.  If neither comes, the end of the
-connection shows that there is no process: only a copy that another thread of the parent forked before that
-could still have the other end open, and what a child inherits is covered by the parent's pidfd.
+If that does not come, the end of the connection shows that there is no process.  Only a copy that another
+thread of the parent forked before that could still have the other end open: then what a child that died so
+early inherited is held as long as that copy lives.
 
 Guests are ended with their *root*, the member by whose socket the first of them came, and the daemonic ones
 with the process that started them.  The others outlive it, as children of other programs do.
@@ -30,10 +30,10 @@ from nbparallel.supervisor.worlds.hosted_worlds import HostedWorlds
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import unpack_pid
 from nbparallel.wire.inspection import GuestRow
-from nbparallel.wire.parcels import FIRST_GUEST, ForkDone, Introduction, pack_client
+from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client
 from nbparallel.wire.segments import MAX_CLIENT
 
-KINDS = frozenset({Kind.INTRODUCE, Kind.FORK_DONE, Kind.ANNOUNCE, Kind.MEET, Kind.LEAVE_WORLD})
+KINDS = frozenset({Kind.INTRODUCE, Kind.ANNOUNCE, Kind.MEET, Kind.LEAVE_WORLD})
 """What `Guests.received` acts on; the rest is for the ledger."""
 
 
@@ -48,14 +48,11 @@ class Guest(Client):
         Of the member with which it ends.
     daemon : bool
         Whether it ends with its parent.
-    process : int
-        By which its parent names it.
     """
 
     parent: int
     root: int
     daemon: bool
-    process: int
 
 
 class Guests:
@@ -64,8 +61,6 @@ class Guests:
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._guests: dict[int, Guest] = {}
-        self._unborn: dict[tuple[int, int], Guest] = {}
-        """Guests whose process is not known yet, by parent and the parent's name for it."""
         self._worlds = HostedWorlds(clients)
         self._admitted = 0
         """How many guests there have been."""
@@ -85,8 +80,6 @@ class Guests:
             self._clients.pass_on(sender, frame)
         elif frame.kind is Kind.INTRODUCE:
             self._on_introduce(sender.number, frame)
-        elif frame.kind is Kind.FORK_DONE:
-            self._on_fork_done(sender.number, frame)
         elif guest is None:
             raise ProtocolError(f"a {frame.kind.name} frame of client {sender.number}, which is no guest")
         elif frame.kind is Kind.ANNOUNCE:
@@ -102,9 +95,8 @@ class Guests:
         introduction = Introduction.unpack(frame.payload)
         _check_descriptors(frame)
         number, inviter = FIRST_GUEST + self._admitted, self._guests.get(parent)
-        key = parent, introduction.process
-        if number >= MAX_CLIENT or key in self._unborn:
-            raise ProtocolError(f"an INTRODUCE frame of process {introduction.process:#x}, client {number}")
+        if number >= MAX_CLIENT:
+            raise ProtocolError(f"an INTRODUCE frame of client {number}: there were too many")
         try:
             sock = socket.socket(fileno=frame.fds[-1])
             frame.fds.pop()
@@ -112,9 +104,9 @@ class Guests:
         except OSError as error:
             raise ProtocolError(f"an INTRODUCE frame without a socket: {error}") from error
         guest.parent, guest.root = parent, parent if inviter is None else inviter.root
-        guest.daemon, guest.process = introduction.daemon, introduction.process
+        guest.daemon = introduction.daemon
         self._admitted += 1
-        self._guests[number] = self._unborn[key] = guest
+        self._guests[number] = guest
         self._clients.admit(guest, number)
         if introduction.inherits:
             self._clients.server.ledger.inherit(number, parent)
@@ -125,23 +117,8 @@ class Guests:
             raise ProtocolError("a second ANNOUNCE frame on one connection")
         guest.pid = unpack_pid(frame.payload)
         _check_descriptors(frame)
-        if guest.pidfd < 0:  # else its parent was quicker
-            self._watch(guest, frame.fds.pop())
-
-    def _on_fork_done(self, parent: int, frame: Frame) -> None:
-        guest = self._unborn.get((parent, ForkDone.unpack(frame.payload).process))
-        if guest is None:
-            return  # it was quicker, or has ended already
-        if frame.fds:
-            self._watch(guest, frame.fds.pop())
-        else:
-            self._end(guest)
-
-    def _watch(self, guest: Guest, pidfd: int) -> None:
-        """Have a guest's process, which is known now, end it."""
-        guest.pidfd = pidfd
-        self._unborn.pop((guest.parent, guest.process), None)
-        self._clients.event_loop.add(pidfd, lambda: self._on_exit(guest))
+        guest.pidfd = frame.fds.pop()
+        self._clients.event_loop.add(guest.pidfd, lambda: self._on_exit(guest))
         if guest.doomed:
             guest.kill()
 
@@ -189,7 +166,6 @@ class Guests:
         if disconnect or guest.socket.fileno() >= 0:
             self._clients.end(guest)
         del self._guests[guest.number]
-        self._unborn.pop((guest.parent, guest.process), None)
         self._clients.event_loop.close(guest.pidfd)
         self.end_with(guest.number)
 
@@ -223,7 +199,6 @@ class Guests:
             guest.kill()
             self._clients.forget(guest)
             self._clients.event_loop.close(guest.pidfd)
-        self._unborn.clear()
         self._worlds.end_all()
 
 

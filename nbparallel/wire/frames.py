@@ -129,7 +129,6 @@ class Kind(enum.IntEnum):
     # about a process that a client starts, and between that and the supervisor
     INTRODUCE = 100
     WELCOME = 101
-    FORK_DONE = 102
     MEET = 103
 
 

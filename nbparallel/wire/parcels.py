@@ -7,7 +7,7 @@ that no client can read is dropped.
 
 ``INTRODUCE`` comes from a client that is about to start a process, with one end of a socketpair.  It is
 answered by ``WELCOME`` at the other end, which is the process's; that ``ANNOUNCE``s itself there, with its
-pidfd.  ``FORK_DONE`` goes after a fork, with a pidfd of the child as well, or without one if there is none.
+pidfd.
 """
 
 from __future__ import annotations
@@ -96,19 +96,10 @@ PARCEL_MESSAGES: dict[Kind, Callable[[bytes], ParcelMessage]] = {
 class Introduction(FramePayload):
     """The sender is about to start a process, a client from now on; the supervisor's end is attached."""
 
-    process: SegmentId
-    """By which `ForkDone` names it."""
     daemon: bool
     """Whether it ends with the sender; otherwise only with the root process."""
     inherits: bool
     """Whether it holds what the sender holds now: it is forked."""
-
-
-@frame(Kind.FORK_DONE)
-class ForkDone(FramePayload):
-    """A forked child is the process of the pidfd that is attached; without one, there is none."""
-
-    process: SegmentId
 
 
 @frame(Kind.MEET)

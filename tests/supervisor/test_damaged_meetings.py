@@ -72,7 +72,7 @@ class Meetings:
     """
 
     def __init__(self, seed: int, victim: int) -> None:
-        self.random, self.victim, self.came = random.Random(seed), victim, 0
+        self.random, self.victim = random.Random(seed), victim
         self.clients, self.logged = Clients(self.log), 0
         self.loop = self.clients.event_loop
         self.kernel, member = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -89,8 +89,7 @@ class Meetings:
         """Have a process introduce itself."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        self.came += 1
-        payload = Introduction(self.came, self.random.random() < 0.5, self.random.random() < 0.5).pack()
+        payload = Introduction(self.random.random() < 0.5, self.random.random() < 0.5).pack()
         self.guests.received(self.member, Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach()]))
         speaks = self.random.random() < 0.9
         if speaks:

@@ -16,10 +16,9 @@ from nbparallel.supervisor.clients import Client, Clients
 from nbparallel.supervisor.guests import Guest, Guests
 from nbparallel.wire.frames import Frame, Kind, encode
 from nbparallel.wire.identity import pack_pid
-from nbparallel.wire.parcels import FIRST_GUEST, ForkDone, Introduction
+from nbparallel.wire.parcels import FIRST_GUEST, Introduction
 
 ROOT = 0
-ID = 1 << 40 | 5
 
 
 class Introducing:
@@ -33,10 +32,10 @@ class Introducing:
         self.clients.admit(Client(self.clients, root, self.guests), ROOT)
         self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
-    def introduce(self, parent: int = ROOT, *, daemon: bool, process: int = ID) -> socket.socket:
+    def introduce(self, parent: int = ROOT, *, daemon: bool) -> socket.socket:
         """Introduce a process; return its end."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        payload = Introduction(process, daemon, True).pack()
+        payload = Introduction(daemon, True).pack()
         frame = Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach()])
         try:
             self.guests.received(self.clients.by_number[parent], frame)
@@ -52,13 +51,6 @@ class Introducing:
         pidfd = os.pidfd_open(self.process.pid)
         socket.send_fds(end, [encode(Kind.ANNOUNCE, pack_pid(self.process.pid))], [pidfd])
         os.close(pidfd)
-
-    def fork_done(self, parent: int, *, there: bool) -> None:
-        """Say who the child is, or that there is none."""
-        fds = [os.pidfd_open(self.process.pid)] if there else []
-        frame = Frame(Kind.FORK_DONE, 0, 0, ForkDone(ID).pack(), fds)
-        self.guests.received(self.clients.by_number[parent], frame)
-        frame.close()
 
     def turn(self) -> None:
         """Act on what came."""
@@ -118,22 +110,22 @@ def test_its_word_lies_unread_when_all_ends(
     introducing: Introducing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor reads it before it exits; a word that it would not read fails: its sender knows."""
-    spoken, silent = introducing.introduce(daemon=False), introducing.introduce(daemon=False, process=ID + 1)
+    spoken, silent = introducing.introduce(daemon=False), introducing.introduce(daemon=False)
     introducing.announce(spoken)
     drain, refused = Clients.drain, []
 
     def drain_then_speak(clients: Clients, guest: Guest) -> bool:
         drained = drain(clients, guest)
-        if guest.process != ID:
+        if guest.number != FIRST_GUEST:
             with pytest.raises(BrokenPipeError):
                 silent.send(encode(Kind.ANNOUNCE, pack_pid(1)))
-            refused.append(guest.process)
+            refused.append(guest.number)
         return drained
 
     monkeypatch.setattr(Clients, "drain", drain_then_speak)
     introducing.guests.end_all()
     assert introducing.killed()
-    assert refused == [ID + 1]
+    assert refused == [FIRST_GUEST + 1]
     spoken.close()
     silent.close()
 
@@ -145,36 +137,9 @@ def test_the_end_of_its_connection(introducing: Introducing) -> None:
     assert not introducing.guests.present
 
 
-def test_its_parent_is_quicker(introducing: Introducing) -> None:
-    """The parent's pidfd counts as its own does; what comes second is closed."""
-    end = introducing.introduce(daemon=True)
-    introducing.fork_done(ROOT, there=True)
-    introducing.announce(end)
-    introducing.turn()
-    assert [row.pid for row in introducing.guests.rows()] == [introducing.process.pid]
-    introducing.fork_done(ROOT, there=True)
-    introducing.process.kill()
-    introducing.process.wait()
-    introducing.turn()
-    assert not introducing.guests.present
-    end.close()
-
-
-def test_there_is_none(introducing: Introducing) -> None:
-    """Its parent says so, though a copy of the connection is open."""
-    end = introducing.introduce(daemon=True)
-    introducing.fork_done(FIRST_GUEST, there=False)  # its own word about it does not count
-    assert introducing.guests.present
-    introducing.fork_done(ROOT, there=False)
-    assert not introducing.guests.present
-    end.close()
-
-
 def test_it_says_who_it_is_twice(introducing: Introducing) -> None:
-    """It is disconnected; a name that is in use, and a client that is no guest, are refused."""
+    """It is disconnected; a client that is no guest is refused."""
     end = introducing.introduce(daemon=True)
-    with pytest.raises(ProtocolError, match="INTRODUCE"):
-        introducing.introduce(daemon=True)
     root = introducing.clients.by_number[ROOT]
     with pytest.raises(ProtocolError, match="no guest"):
         introducing.guests.received(root, Frame(Kind.ANNOUNCE, 0, 0, pack_pid(1), []))

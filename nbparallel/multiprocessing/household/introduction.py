@@ -6,7 +6,6 @@ that exist, whose memory may be used again under its eyes, and calls raise `Fork
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
@@ -18,7 +17,6 @@ from nbparallel.errors import ChannelClosedError
 from nbparallel.multiprocessing.household.lifeline import Lifeline, prepared
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
 from nbparallel.multiprocessing.household.root_supervisor import membership
-from nbparallel.wire.parcels import ForkDone
 
 T = TypeVar("T")
 
@@ -37,8 +35,6 @@ class GuestEnds:
 
     Attributes
     ----------
-    process : int
-        Id of the process for `SegmentClient.fork_done`.
     connection : socket
         Its end of its connection.
     lifeline : Lifeline or None
@@ -53,11 +49,10 @@ class GuestEnds:
     """
 
     def __init__(self, member: HouseholdMember, *, daemon: bool, inherits: bool = False) -> None:
-        self.process = member.next_id()
         self.parents = -1 if member.lifeline is None else member.lifeline.fileno()
         self.lifeline = prepared(self.parents) if self.parents >= 0 else None
         try:
-            self.connection = introduce(member.broker, self.process, daemon=daemon, inherits=inherits)
+            self.connection = introduce(member.broker, daemon=daemon, inherits=inherits)
         except BaseException:
             if self.lifeline is not None:
                 self.lifeline.close()
@@ -150,7 +145,7 @@ def _sharing() -> Any:
 class Fork:
     """One fork, from before to after it; `prepare_fork` makes it.
 
-    Exactly one of `parent`, `child` and `cancel` is called next, in the same thread: until then no other
+    Exactly one of `parent` and `child` is called next, in the same thread: until then no other
     thread of the process can use shared arrays.
 
     What the child needs is made before the fork: each page that it touches has to be copied.
@@ -162,8 +157,8 @@ class Fork:
         inherited = self._store.bequeath(member.broker)
         try:
             self._inherited = inherited or []
-            self._holds = inherited is not None or member.reads_mail  # else the child has nothing to hold
-            self._ends = GuestEnds(member, daemon=daemon, inherits=self._holds)
+            holds = inherited is not None or member.reads_mail  # else the child has nothing to hold
+            self._ends = GuestEnds(member, daemon=daemon, inherits=holds)
         except BaseException:
             self._store.fork_done()
             raise
@@ -171,37 +166,10 @@ class Fork:
         self._child = HouseholdMember(self._connected.client, self._ends.lifeline)
         self._child.inherit_mailboxes(member)
 
-    def parent(self, pid: int) -> None:
-        """Go on in the parent; `pid` is the child's, which has not been waited for."""
-        self._close()
-        if not self._holds:
-            return  # the child sends its identity, and if it cannot, nothing is kept for it
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:  # it has ended, and SIGCHLD is ignored
-            self._complete(None)
-            return
-        except OSError:  # there is no descriptor left
-            return
-        try:
-            self._complete(pidfd)
-        finally:
-            os.close(pidfd)
-
-    def _complete(self, pidfd: int | None) -> None:
-        # The child finds out by itself that the supervisor has ended.
-        with contextlib.suppress(ChannelClosedError):
-            self._member.broker.send(ForkDone(self._ends.process), pidfd)
-
-    def _close(self) -> None:
+    def parent(self) -> None:
+        """Go on in the parent, also after a fork that failed: the connection has no other end then."""
         self._store.fork_done()
         self._ends.close()
-
-    def cancel(self) -> None:
-        """Go on after a fork that failed."""
-        self._close()
-        if self._holds:
-            self._complete(None)
 
     def child(self) -> HouseholdMember:
         """Become a client in the child, which has the arrays, and the reading ends, that its parent had.

@@ -55,7 +55,5 @@ class ForkPopen(popen_fork.Popen):
             with interrupts_blocked() if process_obj.interrupts_late else _nothing:
                 super()._launch(_Child(process_obj, fork))  # type: ignore[misc]  # typeshed has it in Popen
         finally:
-            if fork is not None and self.pid is not None:
-                fork.parent(self.pid)
-            elif fork is not None:
-                fork.cancel()
+            if fork is not None:
+                fork.parent()

@@ -92,7 +92,7 @@ class Child:
                 sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(code)
-        fork.parent(self.pid)
+        fork.parent()
         os.close(ours[1])
         os.close(theirs[0])
         self._reports, self._go = ours[0], theirs[1]

@@ -100,45 +100,6 @@ def test_a_class_with_a_state_of_its_own(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
-def test_a_fork_with_nothing_to_inherit(tmp_path: Path) -> None:
-    """The parent names its child only if it maps shared memory, or can read from a pipe."""
-    run_program(
-        """
-        from nbparallel.channel import SegmentClient
-
-        from nbparallel.wire.parcels import ForkDone
-
-        told, send = [], SegmentClient.send
-
-        def counted(client, message, fd=None):
-            if isinstance(message, ForkDone):
-                told.append(message)
-            send(client, message, fd)
-
-        SegmentClient.send = counted
-
-        def start(*args):
-            process = ctx.Process(target=lambda *args: None, args=args)
-            process.start()
-            process.join()
-            assert process.exitcode == 0
-            return len(told)
-
-        assert start() == 0
-        array = nbp.zeros(100_000)
-        assert start() == 1
-        del array
-        nbp.sharing.current_store().trim()
-        told.clear()
-        queue = ctx.SimpleQueue()
-        assert start() == 1
-        """,
-        tmp_path,
-        "fork",
-    )
-
-
 SHARES_NOTHING = """
 import os
 import nbparallel as nbp

@@ -118,15 +118,15 @@ def test_what_only_a_dead_guest_held_is_gone(root, promised):
 
 
 def test_a_child_that_dies_before_it_introduces_itself(root):
-    """What was held for it is released when its pidfd says so, or when the fork did not happen."""
+    """What was held for it is released with its connection, or when the fork did not happen."""
     array = nbp.full((400, 400), 1.0)
     fork = household.prepare_fork(daemon=True)
     pid = os.fork()
     if not pid:
         os._exit(0)
-    fork.parent(pid)
+    fork.parent()
     os.waitpid(pid, 0)
-    household.prepare_fork(daemon=True).cancel()
+    household.prepare_fork(daemon=True).parent()
     del array
     await_held(lambda rows: rows == [])
 

@@ -113,18 +113,18 @@ def test_the_parent_is_killed_between_the_fork_and_the_announcement(root, daemon
         os.close(fd)
 
 
-def test_a_copy_of_the_connection_keeps_nothing(root):
-    """Another thread forks in the same moment: its child has the connection of one that ended at once."""
+def test_a_copy_of_the_connection_keeps_what_the_child_held(root):
+    """Another thread forks in the same moment: its child has the connection of one that ended early."""
     array = nbp.full((400, 400), 1.0)
     fork = household.prepare_fork(daemon=True)
     other = forked(fork, lambda _: signal.pause())
     pid = forked(fork, lambda _: 0)
-    fork.parent(pid)
+    fork.parent()
     assert exit_code(pid) == 0
     del array
-    await_held(lambda rows: rows == [])
     os.kill(other, signal.SIGKILL)
     exit_code(other)
+    await_held(lambda rows: rows == [])
 
 
 @pytest.mark.slow
@@ -136,9 +136,9 @@ def test_children_that_die_at_once_leave_no_descriptor(root):
         for _ in range(5):
             fork = household.prepare_fork(daemon=True)
             pid = forked(fork, lambda _: 0)
-            fork.parent(pid)
+            fork.parent()
             assert exit_code(pid) == 0
-            household.prepare_fork(daemon=False).cancel()
+            household.prepare_fork(daemon=False).parent()
         del array
     # fewer: when this began it had perhaps not closed yet what another test had left
     wait_until(lambda: supervisors() <= theirs, lambda: (supervisors(), theirs))
@@ -291,7 +291,7 @@ def test_the_supervisor_is_killed_before_the_child_begins(root):
     os.kill(supervisor, signal.SIGKILL)
     wait_until(lambda: is_gone(supervisor))
     pid = forked(fork, refused)
-    fork.parent(pid)
+    fork.parent()
     assert exit_code(pid) == 7
     assert Child(lambda point: float(array.sum())).wait() == 0
     assert household.membership() is not root
@@ -308,7 +308,7 @@ def test_the_household_ends_before_the_child_begins(root):
 
     fork = household.prepare_fork(daemon=False)
     pid = forked(fork, late)
-    fork.parent(pid)
+    fork.parent()
     household.stop()
     os.write(go_on[1], b"x")
     assert exit_code(pid) == 7
