@@ -129,13 +129,6 @@ class Region:
                 return extent if offset < extent.stop else None
         return None
 
-    def holds(self, root: object, offset: int) -> bool:
-        """Return whether `root` is that of an extent which has its begin, end or a byte at `offset`."""
-        extents = (self.extent(offset), self.extent(offset - 1))
-        return any(
-            extent is not None and extent.lease is not None and extent.lease() is root for extent in extents
-        )
-
     def mark_sent(self, offset: int) -> None:
         """Record that a handle of the array with a byte at `offset` was sent; see note [packed arrays]."""
         extent = self.extent(offset)

@@ -117,21 +117,15 @@ class AddressMap:
         return ArrayLocation(mapping, segment, offset, offset + low, offset + high)
 
     def _find_empty(self, x: AnyArray) -> ArrayLocation | None:
-        """Find an array without elements: its address may end one mapping and begin the next."""
+        """Find an array without elements by what it is a view of: its address may lie behind a mapping."""
         root: Any = x
         while isinstance(base := _base_of(root), np.ndarray):
             root = base
-        address: int = x.ctypes.data
-        entries = self._entries
-        at = bisect_left(entries, (address + 1,))
-        for _, mapping, segment in reversed(entries[max(0, at - 2) : at]):
-            offset = address - mapping.address
-            if offset > mapping.nbytes:
-                continue
-            region = segment.region
-            if mapping.living_root() is root or (region is not None and region.holds(root, offset)):
-                return ArrayLocation(mapping, segment, offset, offset, offset)
-        return None
+        found = self.find(root) if root.size else None
+        if found is None:
+            return None
+        offset = x.ctypes.data - found.mapping.address
+        return ArrayLocation(found.mapping, found.segment, offset, offset, offset)
 
 
 class SegmentTable:
