@@ -27,7 +27,7 @@ from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.memory.mapping import Access, Root, mapped_place
 from nbparallel.sharing.store import Store
 from nbparallel.sharing.strategies.strategy import SegmentSource
-from nbparallel.sharing.tensors import array_of, is_tensor
+from nbparallel.sharing.tensors import array_at, array_of, is_tensor
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
@@ -63,22 +63,10 @@ class LocatingStore(Protocol):
         """Return the root of memory that was made elsewhere."""
 
 
-class _StorageBytes:
-    """The bytes of a storage as numpy's array interface; keeps the storage."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.storage = storage
-        self.__array_interface__ = {
-            "data": (storage.data_ptr(), False),
-            "shape": (storage.nbytes(),),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
 def storage_bytes(storage: torch.UntypedStorage) -> Root:
     """Return the memory of a storage on the CPU as an array of bytes, which keeps the storage."""
-    return np.asarray(_StorageBytes(storage)) if storage.nbytes() else np.empty(0, np.uint8)
+    nbytes = storage.nbytes()
+    return array_at(storage, storage.data_ptr(), (nbytes,)) if nbytes else np.empty(0, np.uint8)
 
 
 def shared_storage(array: Root) -> torch.UntypedStorage:

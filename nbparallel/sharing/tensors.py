@@ -32,6 +32,33 @@ AnyArray = npt.NDArray[Any]
 PREFIX = "torch."
 
 
+class _Memory:
+    """Memory as an object that numpy makes an array of (its array interface)."""
+
+    def __init__(self, keep: object, interface: dict[str, Any]) -> None:
+        self.keep, self.__array_interface__ = keep, interface
+
+
+def array_at(
+    keep: object,
+    address: int,
+    shape: tuple[int, ...],
+    typestr: str = "|u1",
+    strides: tuple[int, ...] | None = None,
+    *,
+    writable: bool = True,
+) -> AnyArray:
+    """Return an array over memory, as bytes by default, which keeps what the memory belongs to."""
+    interface = {
+        "data": (address, not writable),
+        "shape": shape,
+        "typestr": typestr,
+        "strides": strides,
+        "version": 3,
+    }
+    return np.asarray(_Memory(keep, interface))
+
+
 @lru_cache(maxsize=64)
 def bits_dtype(name: str, itemsize: int) -> np.dtype[Any]:
     """Return the dtype for elements that torch calls `name`.
@@ -61,24 +88,12 @@ def bits_tensor(array: AnyArray, name: str) -> Any:
     """Return an array of bits as a tensor over the same memory."""
     torch = importlib.import_module("torch")
     if not array.flags.writeable:
-        array = np.asarray(_Readable(array))
+        # only going to be read, and said to be writable: torch has no tensors for reading only
+        interface = array.__array_interface__
+        array = array_at(array, interface["data"][0], array.shape, f"<u{array.itemsize}", array.strides)
     return torch.from_numpy(array.view(f"i{array.itemsize}" if array.itemsize > 1 else "u1")).view(
         getattr(torch, name.removeprefix(PREFIX))
     )
-
-
-class _Readable:
-    """Memory that is only going to be read, said to be writable: torch has no tensors for reading only."""
-
-    def __init__(self, array: AnyArray) -> None:
-        self.keep = array
-        self.__array_interface__ = {
-            "data": (array.__array_interface__["data"][0], False),
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"<u{array.itemsize}",
-            "version": 3,
-        }
 
 
 def readable_bits(array: AnyArray) -> AnyArray:

@@ -27,6 +27,7 @@ from nbparallel.errors import (
 )
 from nbparallel.session.names.free_names import is_ipythons, is_ipythons_function
 from nbparallel.sharing.tensor_storage import holds_tensors
+from nbparallel.sharing.tensors import array_at
 from nbparallel.wire.units import size_text
 
 AnyArray: TypeAlias = npt.NDArray[Any]
@@ -187,7 +188,7 @@ def _shown_places(namespace: Mapping[str, Any]) -> Iterator[_Place]:
 
 def _move(block: _Memory, store: SharingStore, *, for_all: bool) -> int:
     low, nbytes = _extent(block)
-    shared = store.share(np.asarray(_Bytes(low, nbytes)), for_all=for_all)
+    shared = store.share(array_at(None, low, (nbytes,), writable=False), for_all=for_all)
     moved: dict[int, AnyArray] = {}
     for identity, array in block.arrays.items():
         offset = array.ctypes.data - low if array.size else 0
@@ -226,18 +227,6 @@ def _bounds(array: AnyArray) -> tuple[int, int]:
             else:
                 high += (count - 1) * stride
     return low, high
-
-
-class _Bytes:
-    """Some memory of this process as numpy's array interface; its maker keeps it alive."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, True),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
 
 
 def _copied_line(block: _Memory, namespace: Mapping[str, Any], nbytes: int) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError, with_article
-from nbparallel.sharing.tensors import describe_extension, rebuild_extension
+from nbparallel.sharing.tensors import array_at, describe_extension, rebuild_extension
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.segments import is_segment_id, is_use
 
@@ -219,21 +219,9 @@ def plan_copy(array: AnyArray) -> CopyLayout:
     """
     low, high = extent(array.shape, array.strides, array.itemsize)
     if high - low <= array.nbytes:
-        return CopyLayout(high - low, -low, array.strides, np.asarray(_Bytes(array, low, high)).data)
+        content = array_at(array, array.ctypes.data + low, (high - low,), writable=False).data
+        return CopyLayout(high - low, -low, array.strides, content)
     return CopyLayout(array.nbytes, 0, _compact_strides(array), None)
-
-
-class _Bytes:
-    """The bytes under an array, whatever its dtype and strides (numpy's array interface)."""
-
-    def __init__(self, array: AnyArray, low: int, high: int) -> None:
-        self.keep = array
-        self.__array_interface__ = {
-            "data": (array.ctypes.data + low, True),
-            "shape": (high - low,),
-            "typestr": "|u1",
-            "version": 3,
-        }
 
 
 def _compact_strides(array: AnyArray) -> tuple[int, ...]:
