@@ -77,59 +77,31 @@ def shared_storage(array: Root) -> torch.UntypedStorage:
     # On this one object: torch itself would report it as not shared, and move it into memory of its own,
     # so that other processes would keep the old one.  A copy of the storage is an ordinary one.
     reference = weakref.ref(storage)
-    storage.is_shared = _always
+    storage.is_shared = lambda: True
     storage.share_memory_ = reference
-    sent = _SentCopy(reference)
-    storage._share_fd_cpu_ = sent.share_by_descriptor
-    storage._share_filename_cpu_ = sent.share_by_name
-    storage._shared_incref = sent.keep
-    setattr(storage, OURS, array)
-    return storage
+    copies: list[Any] = []
+    """One as long as the storage lives: torch finds by its file what it has sent before."""
 
+    def sent() -> Any:
+        """Return what torch.multiprocessing sends: a copy.
 
-class _SentCopy:
-    """What torch.multiprocessing sends of a storage over our memory: a copy.
-
-    torch would move the storage into memory of its own, and ranks would go on with the old one.
-
-    Parameters
-    ----------
-    storage : weakref.ref of torch.UntypedStorage
-        What is sent.
-    """
-
-    def __init__(self, storage: weakref.ref[Any]) -> None:
-        self._storage = storage
-        self._copy: Any = None
-
-    def _filled(self) -> Any:
-        storage: Any = self._storage()  # lives: torch calls this as its method
-        # One as long as the storage lives: torch finds by its file what it has sent before.
-        self._copy = storage.clone() if self._copy is None else self._copy.copy_(storage)
+        torch would move the storage into memory of its own, and ranks would go on with the old one.
+        """
+        ours: Any = reference()  # lives: torch calls this as its method
+        copies[:] = [copies[0].copy_(ours) if copies else ours.clone()]
         warnings.warn(
-            f"a tensor in memory that ranks share ({size_text(storage.nbytes())}) goes to another process by "
+            f"a tensor in memory that ranks share ({size_text(ours.nbytes())}) goes to another process by "
             "torch.multiprocessing as a copy: what is written to one is not seen in the other",
             RuntimeWarning,
             stacklevel=2,
         )
-        return self._copy
+        return copies[0]
 
-    def share_by_descriptor(self) -> Any:
-        """Return descriptor and size, in torch's strategy ``file_descriptor``."""
-        return self._filled()._share_fd_cpu_()
-
-    def share_by_name(self) -> Any:
-        """Return manager, name and size, in torch's strategy ``file_system``."""
-        return self._filled()._share_filename_cpu_()
-
-    def keep(self) -> None:
-        """Count a receiver, in torch's strategy ``file_system``."""
-        if self._copy is not None:
-            self._copy._shared_incref()
-
-
-def _always() -> bool:
-    return True
+    storage._share_fd_cpu_ = lambda: sent()._share_fd_cpu_()
+    storage._share_filename_cpu_ = lambda: sent()._share_filename_cpu_()
+    storage._shared_incref = lambda: [copy._shared_incref() for copy in copies]
+    setattr(storage, OURS, array)
+    return storage
 
 
 def private_storage(buffer: Any) -> torch.UntypedStorage:

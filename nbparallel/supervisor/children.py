@@ -9,8 +9,9 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nbparallel.supervisor.clients import Client
 from nbparallel.supervisor.process_table import pids
@@ -95,8 +96,8 @@ def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int,
     try:
         die_with_parent(parent)
         reset_signals()
-        _restore_file_limit()
-        _restore_policy()
+        for undo in _undo:
+            undo()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if new_group:
             os.setpgid(0, 0)
@@ -112,26 +113,16 @@ def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int,
         os._exit(127)
 
 
-_file_limit: tuple[int, int] | None = None
+_undo: list[Callable[[], object]] = []
+"""What gives a child the user's own limits and policy back."""
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files as far as allowed: the supervisor keeps a descriptor of every segment.
-
-    Its children get the user's own limit back.
-    """
-    global _file_limit
-    soft, hard = _file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Raise the limit of open files as far as allowed: the supervisor keeps a descriptor of every segment."""
+    limits = soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _restore_file_limit() -> None:
-    if _file_limit is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, _file_limit)
-
-
-_policy: int | None = None
+        _undo.append(partial(resource.setrlimit, resource.RLIMIT_NOFILE, limits))
 
 
 def use_batch_scheduling() -> None:
@@ -139,21 +130,15 @@ def use_batch_scheduling() -> None:
 
     Most messages need no immediate answer, and where ranks share processors with the supervisor it would take
     the time of processes that others wait for.  A process that waits for an answer sleeps and leaves it the
-    processor.  Its children get the user's own policy back.
+    processor.
     """
-    global _policy
     try:
-        policy = os.sched_getscheduler(0)
+        policy, parameters = os.sched_getscheduler(0), os.sched_param(0)
         if policy == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-            _policy = policy
+            os.sched_setscheduler(0, os.SCHED_BATCH, parameters)
+            _undo.append(partial(os.sched_setscheduler, 0, policy, parameters))
     except (OSError, AttributeError):
         pass  # not Linux, or forbidden: it is a matter of speed only
-
-
-def _restore_policy() -> None:
-    if _policy is not None:
-        os.sched_setscheduler(0, _policy, os.sched_param(0))
 
 
 def reap(sessions: set[int]) -> Iterator[ChildExit]:

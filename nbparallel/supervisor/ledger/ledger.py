@@ -130,8 +130,6 @@ class Ledger:
     """Messages in flight."""
     _held: dict[int, set[int]] = field(default_factory=dict)
     """Client, or number of a parcel -> ids of the segments that it holds."""
-    _made: dict[int, set[int]] = field(default_factory=dict)
-    """Client -> ids of the segments that it made."""
 
     @property
     def unsettled(self) -> bool:
@@ -207,7 +205,6 @@ class Ledger:
             return [Disconnect(client, f"segment {segment:#x} can be no use of memory {message.memory:#x}")]
         entry = Entry(message.nbytes, message.writable, set(), path=message.path, memory=message.memory)
         self.entries[segment] = entry
-        self._made.setdefault(client, set()).add(segment)
         self._hold(client, segment, entry)
         actions: list[Action] = [StoreDescriptor(segment)]
         asked = [question for question in self.waiting if question.message.segment == segment]
@@ -360,9 +357,8 @@ class Ledger:
         actions: list[Action] = []
         self.parcels.close_all(client, self._turn)
         actions += self._release_all(client, died=True)
-        for segment in sorted(self._made.pop(client, ())):
-            entry = self.entries.get(segment)
-            if entry is not None and self._is_over(segment, entry):
+        for segment in sorted(segment for segment in self.entries if creator_of(segment) == client):
+            if self._is_over(segment, self.entries[segment]):
                 actions += self._delete(segment)
         actions += self.memories.gone(client)
         in_use = {entry.path for entry in self.entries.values()}
@@ -424,9 +420,6 @@ class Ledger:
 
     def _delete(self, segment: int) -> list[Action]:
         entry = self.entries.pop(segment)
-        made = self._made.get(creator_of(segment))
-        if made is not None:
-            made.discard(segment)
         ended = self.memories.ended(entry.memory, segment)
         return [Close(segment), *ended, *self.memories.forget(entry.memory, segment)]
 
