@@ -87,23 +87,6 @@ class Channel:
         finally:
             os.close(fd)
 
-    def send_at_once(self, kind: int, payload: bytes, sequence: int = 0, fd: int | None = None) -> bool:
-        """Send one short frame if there is room; return whether it was sent.
-
-        For the many that go one way; what stands in the way of others is for `send` to find out.
-        """
-        self._check_pid()
-        data = frames.encode(kind, payload, sequence=sequence)
-        with self._send_lock:
-            try:
-                if fd is None:
-                    self._socket.send(data)
-                else:
-                    self._socket.sendmsg((data,), ((*_RIGHTS, array.array("i", (fd,))),))
-            except OSError:
-                return False
-        return True
-
     def _send(self, data: bytes, fds: Sequence[int], abandon: Callable[[], bool] | None) -> None:
         self._check_pid()
         given_up = 0.0

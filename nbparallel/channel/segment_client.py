@@ -17,7 +17,7 @@ from nbparallel.errors import (
     ReadOnlyArrayError,
     SegmentLostError,
 )
-from nbparallel.wire.frames import MAX_INLINE, Frame, Kind
+from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import (
     NOTICES,
     Ended,
@@ -79,12 +79,9 @@ class SegmentClient:
             self._unread += 1
             if self._unread >= READ_EVERY:
                 self._read()
-        payload = message.pack()
-        if len(payload) <= MAX_INLINE and self._channel.send_at_once(message.kind, payload, sequence, fd):
-            return
         fds, deadline = () if fd is None else (fd,), time.monotonic() + self._patience
         abandon = lambda: time.monotonic() > deadline  # noqa: E731
-        self._channel.send(message.kind, payload, fds=fds, sequence=sequence, abandon=abandon)
+        self._channel.send(message.kind, message.pack(), fds=fds, sequence=sequence, abandon=abandon)
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.
