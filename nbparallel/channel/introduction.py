@@ -4,7 +4,7 @@ The client makes a socketpair, sends one end to the supervisor and leaves the ot
 system starts that, the supervisor answers at its end.  The process sends its identity, and reads the answer.
 
 A forked child copies each page of its parent's that it touches, and an object's count of references lies in
-its page.  So the parent makes all that it can, and `IntroducedClient.begin` is one function of few steps.
+its page.  So the parent makes all that it can.
 """
 
 from __future__ import annotations
@@ -12,23 +12,16 @@ from __future__ import annotations
 import _socket
 import os
 import socket
-import sys
 import time
 
 from nbparallel.channel.channel import Channel
 from nbparallel.channel.segment_client import PATIENCE_SECONDS, SegmentClient
 from nbparallel.errors import ChannelClosedError, ProtocolError
-from nbparallel.wire.frames import Kind, encode
+from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import pack_pid
-from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client, unpack_client
+from nbparallel.wire.parcels import Introduction, unpack_client
 
 _FAMILY, _TYPE = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
-_SOCKET, _RIGHTS = int(socket.SOL_SOCKET), int(socket.SCM_RIGHTS)
-_NUMBER_NBYTES = 8
-_ANNOUNCE = encode(Kind.ANNOUNCE, pack_pid(1))[:-_NUMBER_NBYTES]
-_WELCOME = encode(Kind.WELCOME, pack_client(FIRST_GUEST))[:-_NUMBER_NBYTES]
-"""The frames but for the number at their ends."""
-_WELCOME_NBYTES = len(_WELCOME) + _NUMBER_NBYTES
 
 
 def introduce(parent: SegmentClient, *, daemon: bool, inherits: bool = False) -> socket.SocketType:
@@ -75,7 +68,7 @@ class IntroducedClient:
     """
 
     def __init__(self, end: socket.SocketType) -> None:
-        self._socket, self._channel = end, Channel(end)
+        self._channel = Channel(end)
         self.client = SegmentClient(self._channel, 0)
 
     def begin(self, pid: int) -> SegmentClient:
@@ -86,29 +79,15 @@ class IntroducedClient:
         ChannelClosedError
             The supervisor has ended, or did not know of this process when the one that started it ended.
         """
-        client, sock = self.client, self._socket
-        client._pid = self._channel._pid = pid
-        pidfd = os.pidfd_open(pid)
+        self.client._pid = self._channel._pid = pid
+        pidfd, deadline = os.pidfd_open(pid), time.monotonic() + PATIENCE_SECONDS
+        abandon = lambda: time.monotonic() > deadline  # noqa: E731
         try:
-            rights = _SOCKET, _RIGHTS, pidfd.to_bytes(4, sys.byteorder)
-            sock.sendmsg((_ANNOUNCE + pid.to_bytes(_NUMBER_NBYTES, "little"),), (rights,))
-        except OSError:  # it says what is in the way, or waits until there is memory for it
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            abandon = lambda: time.monotonic() > deadline  # noqa: E731
             self._channel.send(Kind.ANNOUNCE, pack_pid(pid), fds=[pidfd], abandon=abandon)
         finally:
             os.close(pidfd)
-        try:
-            data = sock.recv(_WELCOME_NBYTES)
-        except OSError:
-            client.client = _await_welcome(self._channel)
-            return client
-        if not data:
-            raise ChannelClosedError("the supervisor of these processes has ended")
-        if not data.startswith(_WELCOME):
-            raise ProtocolError(f"unexpected answer to INTRODUCE: {data!r}")
-        client.client = int.from_bytes(data[-_NUMBER_NBYTES:], "little")
-        return client
+        self.client.client = _await_welcome(self._channel)
+        return self.client
 
     def close(self) -> None:
         """Close the connection: the process that made this for a child does so."""
