@@ -30,14 +30,12 @@ def _prctl(option: int, value: int) -> None:
 
 def adopt_orphans() -> None:
     """Make this process the parent of every orphan below it."""
-    if sys.platform == "linux":
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
     """Arm SIGKILL for the death of `parent`; exit immediately if it has died already."""
-    if sys.platform == "linux":
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -24,11 +24,11 @@ One line is `LINE` words.  The segment::
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import platform
 import struct
-import tempfile
 import threading
 import time
 from typing import Any
@@ -116,32 +116,16 @@ def create(world_size: int, epoch: int, *, label: str = "") -> int:
         There is not enough memory (space is reserved here, so that no rank meets a SIGBUS later).
     """
     layout = Layout.of(world_size)
-    fd = _anonymous_file(f"nbp-control{'-' if label else ''}{label}")
+    name = f"nbp-control{'-' if label else ''}{label}"
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, layout.nbytes)
-        else:
-            os.ftruncate(fd, layout.nbytes)
+        os.posix_fallocate(fd, 0, layout.nbytes)
         os.pwrite(fd, HEADER.pack(MAGIC, VERSION, world_size, epoch, layout.nbytes, time.monotonic_ns()), 0)
-        _seal(fd)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
         os.close(fd)
         raise
     return fd
-
-
-def _anonymous_file(name: str) -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with tempfile.TemporaryFile(prefix=name) as file:  # no memfd here: a file without a name
-        return os.dup(file.fileno())
-
-
-def _seal(fd: int) -> None:
-    import fcntl
-
-    if hasattr(fcntl, "F_ADD_SEALS"):
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 IMPORT_SECONDS = 3.0
@@ -183,11 +167,10 @@ class ControlView:
         self.world_size: int = world_size
         self.epoch: int = epoch
         self.map = mmap.mmap(fd, nbytes)
-        if hasattr(mmap, "MADV_DONTDUMP"):
-            try:
-                self.map.madvise(mmap.MADV_DONTDUMP)  # what ranks say to each other belongs into no core file
-            except OSError:
-                pass  # advice that the system does not take
+        try:
+            self.map.madvise(mmap.MADV_DONTDUMP)  # what ranks say to each other belongs into no core file
+        except OSError:
+            pass  # advice that the system does not take
         self.octets = memoryview(self.map)
         self.words = self.octets.cast("Q")
         self.halves = self.octets.cast("I")

@@ -289,11 +289,6 @@ class Mapping:
         self.nbytes = len(memory)
         self.address = address_of(memory) if address is None else address
 
-    @property
-    def end(self) -> int:
-        """One past the last byte's address."""
-        return self.address + self.nbytes
-
     def root(self, dead: deque[Lease]) -> Root:
         """Return the living root, or begin a new lease whose end is appended to `dead`."""
         root = self.living_root()
@@ -318,11 +313,6 @@ class Mapping:
     def living_root(self) -> Root | None:
         """Return the root if any array still uses this memory (not a part of it)."""
         return None if self._lease is None else self._lease()
-
-    def advise(self, fd: int) -> None:
-        """Advise the system about a fresh mapping of the memory of `fd`."""
-        if self._memory is not None:
-            pages.advise(self._memory, fd)
 
     def populate(self) -> None:
         """Enter all pages into the page table, once: before every one of them is written to."""

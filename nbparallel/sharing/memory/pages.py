@@ -27,9 +27,8 @@ _SHMEM = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
 def advise(memory: mmap.mmap, fd: int) -> None:
     """Keep a fresh mapping out of core files, and ask for huge pages where it is large."""
-    if hasattr(mmap, "MADV_DONTDUMP"):
-        # A crash of one rank must not write gigabytes of shared arrays into a core file.
-        _try(memory, mmap.MADV_DONTDUMP)
+    # A crash of one rank must not write gigabytes of shared arrays into a core file.
+    _try(memory, mmap.MADV_DONTDUMP)
     if huge_pages_offered(fd, len(memory)):
         _try(memory, mmap.MADV_HUGEPAGE)
 

@@ -131,9 +131,8 @@ def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
         memory, address = map_file(fd, nbytes, flags, prot)
     except OSError as error:
         raise explained(error, nbytes) from error
-    mapping = Mapping(memory, access, address)
-    mapping.advise(fd)
-    return mapping
+    pages.advise(memory, fd)
+    return Mapping(memory, access, address)
 
 
 def explained(
