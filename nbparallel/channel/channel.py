@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 from nbparallel.errors import ChannelClosedError, ForkedRankError
@@ -171,11 +170,3 @@ class Channel:
         """Close the socket (idempotent)."""
         # That of `socket.socket` first looks for files over it, in two more functions.
         socket.SocketType.close(self._socket)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

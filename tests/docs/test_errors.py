@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def _damaged(_ranks: Session) -> None:
 def _other_end_gone(_ranks: Session) -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     other.close()
-    with Channel(one) as channel:
+    with closing(Channel(one)) as channel:
         channel.receive(1.0)
 
 

@@ -93,16 +93,12 @@ class Allocator:
         return extent
 
     def _region_block(self, nbytes: int) -> Block:
-        """Return memory for a region; where there is little left, for a small one."""
+        """Return memory for a region; where there is too little left, for this array alone."""
         size = self._table.own.regions.next_nbytes(self._strategy, nbytes, writable=self._writable)
-        while True:
-            try:
-                return self._block(size)[0]
-            except SharedMemoryFullError:
-                if size // 4 < nbytes:
-                    break
-                size //= 4
-        return self._block(nbytes)[0]
+        try:
+            return self._block(size)[0]
+        except SharedMemoryFullError:
+            return self._block(nbytes)[0]
 
     def _block(self, nbytes: int, content: Content | None = None) -> tuple[Block, bool]:
         """Return memory, and whether it is fresh: zeros, or `content`."""
