@@ -18,8 +18,8 @@ from nbparallel.channel.channel import Channel
 from nbparallel.channel.segment_client import PATIENCE_SECONDS, SegmentClient
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.identity import pack_pid
-from nbparallel.wire.parcels import Introduction, unpack_client
+from nbparallel.wire.parcels import Introduction
+from nbparallel.wire.segments import Announce, Welcome
 
 _FAMILY, _TYPE = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
 
@@ -83,7 +83,7 @@ class IntroducedClient:
         pidfd, deadline = os.pidfd_open(pid), time.monotonic() + PATIENCE_SECONDS
         abandon = lambda: time.monotonic() > deadline  # noqa: E731
         try:
-            self._channel.send(Kind.ANNOUNCE, pack_pid(pid), fds=[pidfd], abandon=abandon)
+            self._channel.send(Kind.ANNOUNCE, Announce(pid).pack(), fds=[pidfd], abandon=abandon)
         finally:
             os.close(pidfd)
         self.client.client = _await_welcome(self._channel)
@@ -104,6 +104,6 @@ def _await_welcome(channel: Channel) -> int:
     try:
         if frame.kind is not Kind.WELCOME:
             raise ProtocolError(f"unexpected {frame.kind.name} frame as an answer to INTRODUCE")
-        return unpack_client(frame.payload)
+        return Welcome.unpack(frame.payload).client
     finally:
         frame.close()

@@ -49,7 +49,7 @@ from nbparallel.transfer import definitions
 from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import pack_pid, pack_versions
+from nbparallel.wire.identity import pack_versions
 from nbparallel.wire.inspection import Completion, CompletionRequest, Completions, NamespaceReport, Origin
 from nbparallel.wire.messages import (
     Configure,
@@ -59,6 +59,7 @@ from nbparallel.wire.messages import (
     Task,
     runs_user_code,
 )
+from nbparallel.wire.segments import Announce
 from nbparallel.wire.system import JOBLIB, ready
 
 # The engine of a rank: frames of the kernel in, tasks run, outcomes out.
@@ -418,7 +419,7 @@ def _remove_folder() -> None:
 
 
 def _announce(segments: Channel) -> None:
-    segments.send(Kind.ANNOUNCE, pack_pid(os.getpid()))
+    segments.send(Kind.ANNOUNCE, Announce(os.getpid()).pack())
 
 
 def _configure(channel: Channel) -> Configure:

@@ -28,10 +28,9 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.clients import Client, Clients, is_ready
 from nbparallel.supervisor.worlds.hosted_worlds import HostedWorlds
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import unpack_pid
 from nbparallel.wire.inspection import GuestRow
-from nbparallel.wire.parcels import FIRST_GUEST, Introduction, pack_client
-from nbparallel.wire.segments import MAX_CLIENT
+from nbparallel.wire.parcels import Introduction
+from nbparallel.wire.segments import FIRST_GUEST, MAX_CLIENT, Announce, Welcome
 
 KINDS = frozenset({Kind.INTRODUCE, Kind.ANNOUNCE, Kind.MEET, Kind.LEAVE_WORLD})
 """What `Guests.received` acts on; the rest is for the ledger."""
@@ -110,12 +109,12 @@ class Guests:
         self._clients.admit(guest, number)
         if introduction.inherits:
             self._clients.server.ledger.inherit(number, parent)
-        guest.outbox.send(Kind.WELCOME, pack_client(number))
+        guest.outbox.send(Kind.WELCOME, Welcome(number).pack())
 
     def _on_announce(self, guest: Guest, frame: Frame) -> None:
         if guest.pid:
             raise ProtocolError("a second ANNOUNCE frame on one connection")
-        guest.pid = unpack_pid(frame.payload)
+        guest.pid = Announce.unpack(frame.payload).pid
         _check_descriptors(frame)
         guest.pidfd = frame.fds.pop()
         self._clients.event_loop.add(guest.pidfd, lambda: self._on_exit(guest))

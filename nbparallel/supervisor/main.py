@@ -47,8 +47,8 @@ from nbparallel.supervisor.orphans import Orphans, mark_children
 from nbparallel.supervisor.sweep import remove_leftovers, sweep_and_notify
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import unpack_pid
 from nbparallel.wire.inspection import pack_report
+from nbparallel.wire.segments import Announce
 
 # The template process, from which ranks are forked, as the supervisor handles it.
 
@@ -331,7 +331,7 @@ class Supervisor:
             self.disconnected(client)
 
     def _on_announce(self, client: int, frame: Frame) -> None:
-        rank, pid = self._ranks.get(client), unpack_pid(frame.payload)
+        rank, pid = self._ranks.get(client), Announce.unpack(frame.payload).pid
         if rank is None or rank.announced:
             raise ProtocolError("a second ANNOUNCE frame on one connection")
         try:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 from nbparallel.errors import ProtocolError
 
-_PID = struct.Struct("<q")
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -95,19 +94,6 @@ class ProcessState:
 
 _PF_EXITING = 0x4
 """Of the flags in ``/proc/PID/stat`` (proc_pid_stat(5))."""
-
-
-def pack_pid(pid: int) -> bytes:
-    """Return the payload of ``ANNOUNCE``: which process it is that is at this end."""
-    return _PID.pack(pid)
-
-
-def unpack_pid(payload: bytes) -> int:
-    """Read it; `ProtocolError` if it is damaged."""
-    pid = _PID.unpack(payload)[0] if len(payload) == _PID.size else 0
-    if not 0 < pid < 1 << 31:
-        raise ProtocolError(f"an ANNOUNCE frame without a process: {payload[:20]!r}")
-    return int(pid)
 
 
 def process_state(pid: int | str) -> ProcessState | None:

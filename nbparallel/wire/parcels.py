@@ -18,13 +18,9 @@ from typing import Self, get_args
 
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.segments import MAX_CLIENT, FramePayload, Place, SegmentId, frame, is_segment_id
-
-FIRST_GUEST = 1 << 22
-"""Client numbers of processes that other clients started lie from here up to `MAX_CLIENT`."""
+from nbparallel.wire.segments import FramePayload, Place, SegmentId, frame, is_segment_id
 
 _POST = struct.Struct("<QQII")
-_ID = struct.Struct("<Q")
 
 
 @frame(Kind.POST)
@@ -112,16 +108,3 @@ class Meet(FramePayload):
 @frame(Kind.LEAVE_WORLD)
 class LeaveWorld(FramePayload):
     """The sender leaves that world: what it holds now is held until all have left."""
-
-
-def pack_client(client: int) -> bytes:
-    """Return the payload of ``WELCOME``."""
-    return _ID.pack(client)
-
-
-def unpack_client(payload: bytes) -> int:
-    """Read it; `ProtocolError` if it names no guest."""
-    client = _ID.unpack(payload)[0] if len(payload) == _ID.size else 0
-    if not FIRST_GUEST <= client < MAX_CLIENT:
-        raise ProtocolError(f"a WELCOME frame for client {client}, which is no number of a guest")
-    return int(client)

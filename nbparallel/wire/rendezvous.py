@@ -7,7 +7,7 @@ supervisor) once all have come, or by ``REFUSED``.  ``ABORT_JOIN``: the sender's
 
 Processes that are guests of a supervisor already meet there: ``MEET``, with a place and one end of a
 socketpair, goes over their connection; over the socketpair the same is said.  They keep their client numbers,
-and ``LEAVE_WORLD`` goes over their connection as well.  All of it is JSON: nothing is unpickled here.
+and ``LEAVE_WORLD`` goes over their connection as well.  Most of it is JSON: nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from nbparallel.errors import ProtocolError
+from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import Process
+from nbparallel.wire.segments import FramePayload, Seconds, frame
 
 
 def client_of(rank: int) -> int:
@@ -73,12 +75,12 @@ class Joined:
         return cls(int(cpus), tuple(Process(int(pid), int(started)) for pid, started in members))
 
 
-def unpack_seconds(payload: bytes) -> float:
-    """Read the payload of ``ABORT_JOIN``; `ProtocolError` if it is damaged."""
-    try:
-        return float(payload)
-    except ValueError as error:
-        raise ProtocolError(f"damaged ABORT_JOIN frame: {payload[:80]!r}") from error
+@frame(Kind.ABORT_JOIN)
+class AbortJoin(FramePayload):
+    """``ABORT_JOIN``: the sender has waited long enough."""
+
+    seconds: Seconds
+    """How long."""
 
 
 class Reason(enum.StrEnum):

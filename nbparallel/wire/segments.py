@@ -34,6 +34,8 @@ CLIENT_SHIFT = 40
 """A segment's id is its creator's client number << 40 | serial: no process has to be asked for one."""
 MAX_CLIENT = 1 << 23
 """Client numbers lie below this, so that an id fits 63 bits."""
+FIRST_GUEST = 1 << 22
+"""Those of processes that other clients started lie from here on."""
 NAME_PREFIX = "nbp_"
 """How the file name of every named segment begins."""
 MAX_PATH = 4096
@@ -137,6 +139,9 @@ _FIELDS: dict[str, tuple[str, Callable[[tuple[int, ...], int], bool] | None]] = 
     "MaybeMemory": ("Q", _is_use_or_none),
     "AnyMemory": ("Q", lambda values, index: values[index] == 0 or is_segment_id(values[index])),
     "Nbytes": ("Q", _is_size),
+    "GuestNumber": ("Q", lambda values, index: FIRST_GUEST <= values[index] < MAX_CLIENT),
+    "Pid": ("q", lambda values, index: 0 < values[index] < 1 << 31),
+    "Seconds": ("d", None),
     "bool": ("?", None),
     "LostReason": ("B", None),
 }
@@ -159,6 +164,12 @@ AnyMemory: TypeAlias = int
 """Of a memory, or 0."""
 Nbytes: TypeAlias = int
 """Of memory, in bytes."""
+GuestNumber: TypeAlias = int
+"""Client number of a process that another client started."""
+Pid: TypeAlias = int
+"""Of a process."""
+Seconds: TypeAlias = float
+"""A time."""
 Name: TypeAlias = str
 """Path of a segment's name: the rest of the payload."""
 MaybeName: TypeAlias = str
@@ -413,3 +424,17 @@ Notice: TypeAlias = Idle | Drop | Ended | Unmap | Fetched | Lost
 """
 NOTICES: dict[Kind, Callable[[bytes], Notice]] = {m.kind: m.unpack for m in get_args(Notice)}
 """How each of them is read; `ProtocolError` if a payload is damaged."""
+
+
+@frame(Kind.ANNOUNCE)
+class Announce(FramePayload):
+    """The sender's process has begun."""
+
+    pid: Pid
+
+
+@frame(Kind.WELCOME)
+class Welcome(FramePayload):
+    """To a process that another client has introduced: it is a client."""
+
+    client: GuestNumber

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -16,12 +17,16 @@ import pytest
 from nbparallel.supervisor.clients import Client, Clients
 from nbparallel.supervisor.guests import Guests
 from nbparallel.wire.frames import HEADER, Frame, Kind, encode
-from nbparallel.wire.identity import pack_pid
 from nbparallel.wire.parcels import Introduction
-from nbparallel.wire.rendezvous import Join
+from nbparallel.wire.rendezvous import AbortJoin, Join
+from nbparallel.wire.segments import Announce
 from tests.supervisor.test_damaged_frames import memory, mutated
 
 MEMBER = 0
+
+
+LATE = [*(AbortJoin(seconds).pack() for seconds in (1.5, math.nan, math.inf, -1.0)), b"x", b"\xff"]
+"""Payloads of ABORT_JOIN, some of them damaged."""
 
 
 @dataclass
@@ -93,7 +98,7 @@ class Meetings:
         self.guests.received(self.member, Frame(Kind.INTRODUCE, 0, 0, payload, [theirs.detach()]))
         speaks = self.random.random() < 0.9
         if speaks:
-            send(ours, Kind.ANNOUNCE, pack_pid(self.victim), [os.pidfd_open(self.victim)])
+            send(ours, Kind.ANNOUNCE, Announce(self.victim).pack(), [os.pidfd_open(self.victim)])
         self.peers.append(Peer(ours, speaks))
 
     def meet(self, peer: Peer) -> None:
@@ -118,7 +123,7 @@ class Meetings:
         join = Join(self.random.randrange(max(size, 1)), size, self.random.choice("xxxxxxxxy"), (0, 1)).pack()
         kind, payload = self.random.choice(
             [(Kind.JOIN, join)] * 8
-            + [(Kind.ABORT_JOIN, self.random.choice([b"1.5", b"nan", b"inf", b"-1", b"x", b"\xff"]))]
+            + [(Kind.ABORT_JOIN, self.random.choice(LATE))]
             + [(self.random.choice(list(Kind)), join)]
         )
         fds = [memory(4096)] if self.random.random() < 0.1 else []

@@ -15,8 +15,8 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.clients import Client, Clients
 from nbparallel.supervisor.guests import Guest, Guests
 from nbparallel.wire.frames import Frame, Kind, encode
-from nbparallel.wire.identity import pack_pid
-from nbparallel.wire.parcels import FIRST_GUEST, Introduction
+from nbparallel.wire.parcels import Introduction
+from nbparallel.wire.segments import FIRST_GUEST, Announce
 
 ROOT = 0
 
@@ -49,7 +49,7 @@ class Introducing:
     def announce(self, end: socket.socket) -> None:
         """Say at that end that it is our process."""
         pidfd = os.pidfd_open(self.process.pid)
-        socket.send_fds(end, [encode(Kind.ANNOUNCE, pack_pid(self.process.pid))], [pidfd])
+        socket.send_fds(end, [encode(Kind.ANNOUNCE, Announce(self.process.pid).pack())], [pidfd])
         os.close(pidfd)
 
     def turn(self) -> None:
@@ -118,7 +118,7 @@ def test_its_word_lies_unread_when_all_ends(
         drained = drain(clients, guest)
         if guest.number != FIRST_GUEST:
             with pytest.raises(BrokenPipeError):
-                silent.send(encode(Kind.ANNOUNCE, pack_pid(1)))
+                silent.send(encode(Kind.ANNOUNCE, Announce(1).pack()))
             refused.append(guest.number)
         return drained
 
@@ -142,7 +142,7 @@ def test_it_says_who_it_is_twice(introducing: Introducing) -> None:
     end = introducing.introduce(daemon=True)
     root = introducing.clients.by_number[ROOT]
     with pytest.raises(ProtocolError, match="no guest"):
-        introducing.guests.received(root, Frame(Kind.ANNOUNCE, 0, 0, pack_pid(1), []))
+        introducing.guests.received(root, Frame(Kind.ANNOUNCE, 0, 0, Announce(1).pack(), []))
     introducing.announce(end)
     introducing.announce(end)
     introducing.turn()

@@ -30,8 +30,9 @@ from nbparallel.errors import ChannelClosedError, ForkedRankError, SupervisorDie
 from nbparallel.sharing import Store
 from nbparallel.wire.control_layout import MAX_WORLD_SIZE
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.parcels import FIRST_GUEST, LeaveWorld
+from nbparallel.wire.parcels import LeaveWorld
 from nbparallel.wire.rendezvous import Join, client_of
+from nbparallel.wire.segments import FIRST_GUEST
 
 # Checks the arguments of `init_process_group`: rank, world size, the directory of the rendezvous.
 

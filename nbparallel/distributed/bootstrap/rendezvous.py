@@ -33,7 +33,7 @@ from nbparallel.supervisor.external.listener import DRAFT, SOCKET
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import peer_of
 from nbparallel.wire.parcels import Meet
-from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
+from nbparallel.wire.rendezvous import AbortJoin, Join, Joined, Reason, Refused
 from nbparallel.wire.system import without_debugger
 
 PAUSE_SECONDS = 0.005
@@ -169,7 +169,7 @@ class _Rendezvous:
                 os.close(me)
             frame = channel.receive(max(0.0, self.seconds_left))
             if frame is None:
-                channel.send(Kind.ABORT_JOIN, repr(self._seconds).encode(), abandon=lambda: True)
+                channel.send(Kind.ABORT_JOIN, AbortJoin(self._seconds).pack(), abandon=lambda: True)
                 frame = channel.receive(LAST_WORD_SECONDS)
             return self._read_answer(channel, frame)
         except BaseException:

@@ -26,7 +26,7 @@ from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import MAX_WORLD_SIZE
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import Process, peer_of, process_of, process_state
-from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused, unpack_seconds
+from nbparallel.wire.rendezvous import AbortJoin, Join, Joined, Reason, Refused
 from nbparallel.wire.system import usable_cpus
 
 # Exit statuses of processes that are not children of this one, as far as the system reports them.
@@ -219,7 +219,7 @@ class World:
 
     def late_text(self, member: WorldMember, frame: Frame) -> str:
         """Return what is said when a member has waited long enough (ABORT_JOIN)."""
-        seconds = unpack_seconds(frame.payload)
+        seconds = AbortJoin.unpack(frame.payload).seconds
         missing = self.membership.missing
         return f"rank {member.rank} has waited {seconds:g} s for {missing}, which did not join"
 

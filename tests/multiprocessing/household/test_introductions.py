@@ -13,7 +13,7 @@ from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.multiprocessing import household
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind, encode
-from nbparallel.wire.parcels import FIRST_GUEST, pack_client
+from nbparallel.wire.segments import FIRST_GUEST, Welcome
 from tests.multiprocessing.household.family import Child, await_held, held, is_gone
 from tests.multiprocessing.programs import run_program
 
@@ -335,7 +335,7 @@ def test_answers_of_the_supervisor():
             theirs.close()
 
     def welcome(end):
-        end.send(encode(Kind.WELCOME, pack_client(FIRST_GUEST + 5)))
+        end.send(encode(Kind.WELCOME, Welcome(FIRST_GUEST + 5).pack()))
 
     def end(end):
         end.shutdown(socket.SHUT_WR)
@@ -345,7 +345,7 @@ def test_answers_of_the_supervisor():
         with pytest.raises(ChannelClosedError):
             begin(end, after=after)
         with pytest.raises(ProtocolError, match="INTRODUCE"):
-            begin(lambda end: end.send(encode(Kind.IDLE, pack_client(FIRST_GUEST))), after=after)
+            begin(lambda end: end.send(encode(Kind.IDLE, Welcome(FIRST_GUEST).pack())), after=after)
 
 
 def test_an_interpreter_that_ends_at_once(tmp_path):
