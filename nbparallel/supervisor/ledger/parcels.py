@@ -39,6 +39,8 @@ class Parcel:
     """The client that posted it."""
     mailbox: int
     """Where it lies; 0: in a connection without one."""
+    carried: tuple[int, ...] = ()
+    """Mailboxes whose reading ends travel in it."""
 
 
 @dataclass(slots=True)
@@ -51,8 +53,6 @@ class ParcelTable:
     """Parcels that were taken before they were posted, and the turn when that was read."""
     _readers: dict[int, set[int]] = field(default_factory=dict)
     """Mailbox -> clients, and numbers of parcels, that can read from it."""
-    _opened: dict[int, set[int]] = field(default_factory=dict)
-    """Client, or number of a parcel -> mailboxes that it can read from."""
     _contents: dict[int, set[int]] = field(default_factory=dict)
     """Mailbox -> parcels that lie there."""
     _unread: dict[int, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class ParcelTable:
         parcel = message.parcel
         if parcel in self.parcels or self._early.pop(parcel, None) is not None:
             return False
-        self.parcels[parcel] = Parcel(sender, message.mailbox)
+        self.parcels[parcel] = Parcel(sender, message.mailbox, message.carried)
         for mailbox in message.carried:
             self.open(holder_of(parcel), mailbox)
         if message.mailbox:
@@ -89,38 +89,34 @@ class ParcelTable:
             if not contents:
                 del self._contents[record.mailbox]
                 self._unread.pop(record.mailbox, None)
-        self.close_all(holder_of(parcel), turn)
+        for mailbox in record.carried:
+            self.close(holder_of(parcel), mailbox, turn)
 
     def open(self, holder: int, mailbox: int) -> None:
         """Let a client, or a parcel, read from a mailbox (idempotent)."""
         self._readers.setdefault(mailbox, set()).add(holder)
-        self._opened.setdefault(holder, set()).add(mailbox)
         if holder >= 0:
             self._unread.pop(mailbox, None)
 
     def close(self, holder: int, mailbox: int, turn: int) -> None:
         """End that (idempotent)."""
-        readers, opened = self._readers.get(mailbox), self._opened.get(holder)
+        readers = self._readers.get(mailbox)
         if readers is not None:
             readers.discard(holder)
             if not readers:
                 del self._readers[mailbox]
-        if opened is not None:
-            opened.discard(mailbox)
-            if not opened:
-                del self._opened[holder]
         # Others may have been readable through what lies in this one.
         for other in [mailbox, *self._contents]:
             self._notice(other, turn)
 
-    def close_all(self, holder: int, turn: int) -> None:
-        """End all that a client, or a parcel, could read."""
-        for mailbox in sorted(self._opened.get(holder, ())):
-            self.close(holder, mailbox, turn)
+    def close_all(self, client: int, turn: int) -> None:
+        """End all that a client could read."""
+        for mailbox in self.opened(client):
+            self.close(client, mailbox, turn)
 
-    def opened(self, holder: int) -> tuple[int, ...]:
-        """Return the mailboxes that a client, or a parcel, can read."""
-        return tuple(sorted(self._opened.get(holder, ())))
+    def opened(self, client: int) -> tuple[int, ...]:
+        """Return the mailboxes that a client can read."""
+        return tuple(sorted(mailbox for mailbox, readers in self._readers.items() if client in readers))
 
     def of(self, sender: int) -> list[int]:
         """Return a client's parcels without a mailbox."""
