@@ -97,6 +97,7 @@ def _copy(error: BaseException, text: str, rank: int) -> BaseException:
     # Without `__init__`, which may want more than a text; `__new__` of the builtin class that lays out the
     # objects, because the one that is inherited first need not fit: NbParallelError comes before MemoryError.
     copy: BaseException = builtin.__new__(kind, text)
+    builtin.__init__(copy, text)  # an OSError takes its text only there
     vars(copy)["rank"] = getattr(error, "rank", rank)
     return copy
 
