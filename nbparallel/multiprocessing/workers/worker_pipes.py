@@ -39,7 +39,7 @@ _READY = b""
 """What a worker sends when its initializer has ended."""
 _END = b"\xff"
 """What it is sent when there are no more tasks; else the length of the strategy's name comes first."""
-_SMALL, _MOST_PREPARED = 1 << 16, 16
+_SMALL, _MOST_PREPARED = 1 << 16, 64
 """Bytes of a task that an empty pipe takes immediately; how many such are pickled ahead; arbitrary."""
 
 
@@ -265,20 +265,21 @@ class WorkerPipes:
         _send(worker.end, data)  # of any size: so not under the lock, and not in the result thread
 
     def send_now(self, task: Any) -> bool:
-        """Send a small task that needs nothing of ours in the caller's thread, or return False.
-
-        Not in the main thread, where an interrupt could come when a worker is neither idle nor has its task.
-        """
-        if threading.current_thread() is threading.main_thread():
-            return False
+        """Send or prepare a small task that needs nothing of ours in the caller's thread, or return False."""
         data = try_pickle(task)
         if data is None or data.nbytes > _SMALL:
             return False
+        message = _Message(task[:2], data, 0)
         with self._changed:
-            if not self._idle or self._stopped:
+            if self._stopped or len(self._prepared) == _MOST_PREPARED:
                 return False
+            if not self._idle:
+                self._prepared.append(message)
+                return True
+            if threading.current_thread() is threading.main_thread():
+                return False  # an interrupt could come when a worker is neither idle nor has its task
             worker = self._idle.popleft()
-            worker.give(_Message(task[:2], data, 0))
+            worker.give(message)
             _send(worker.end, data)
         return True
 
