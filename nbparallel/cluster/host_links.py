@@ -54,7 +54,7 @@ class HostLinks:
     def __init__(self, host: str, pack: Callable[[Any], Any], lost: Callable[[str, int], None]) -> None:
         self._host, self._pack, self._lost = host, pack, lost
         self._connections: dict[str, tuple[Any, asyncio.Lock]] = {}
-        """And who may write."""
+        """And the lock of its writer."""
         self._task, self._hosts = 0, list[str]()
         self._door: socket.socket | None = None
         self._begun, self._delivering = asyncio.Event(), asyncio.Lock()
@@ -79,7 +79,7 @@ class HostLinks:
 
     async def _serve(self, door: socket.socket, task: int, hosts: Sequence[str]) -> None:
         """Pass on the frames of this host's first rank, until the last."""
-        with contextlib.suppress(OSError, EOFError):  # the task has failed: the kernel tells the others
+        with contextlib.suppress(OSError, EOFError):  # the task has failed: the kernel notifies the others
             while True:
                 to, kind, length, number = DOOR_HEAD.unpack(await receive_all(door, DOOR_HEAD.size))
                 if kind == DoorKind.ENDED:

@@ -195,7 +195,7 @@ class Node:
             with contextlib.suppress(OSError):  # what carries the frames is gone, or takes none
                 if not report.error and all(outcome.ok for outcome in report.outcomes):
                     mine.send(DOOR_HEAD.pack(0, DoorKind.ENDED, 0, 0))
-                else:  # the kernel tells the other hosts
+                else:  # the kernel notifies the other hosts
                     mine.shutdown(socket.SHUT_RDWR)
         begun.set()
         self._report = pickle.dumps(report, 5)
