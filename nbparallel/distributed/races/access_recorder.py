@@ -45,7 +45,7 @@ class UserLines:
 
     def current(self) -> Site:
         """Return the line that runs."""
-        frame: FrameType | None = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(2)  # the caller is the recorder
         while frame is not None:
             code = frame.f_code
             known = self._codes.get(id(code))
