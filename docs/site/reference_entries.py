@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nbparallel_magics import flags
 from nbparallel_magics.arguments import MagicParser
-from nbparallel_magics.configuration import NbParallel
+from nbparallel_magics.state import NbParallel
 
 
 @dataclass(frozen=True, slots=True)

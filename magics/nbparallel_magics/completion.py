@@ -86,14 +86,9 @@ class RankCompleter:
             return ()
         words = line[own.end() :]
         parser = self._parsers[own[1]]
-        if _ranks_are_due(parser, words.split(), token):
-            return self._ranks(token)
-        if parser is flags.RESULT:
-            return self._handles(token)
-        if _arrays_are_due(parser, words.split(), token):
-            return self._arrays(token)
-        if _names_are_due(parser, words.split(), token):
-            return self._names(token)
+        offers = {"ranks": self._ranks, "cell": self._handles, "share": self._arrays, "draw": self._names}
+        if offer := offers.get(_due(parser, words.split(), token)):
+            return offer(token)
         offered = list(_flags(parser, words.split(), token))
         if not offered and own[1] in _TAKES_CODE:
             code = re.sub(r"^(?:\s*-{1,2}[a-z]\S*\s+\S+)*\s*", "", words) if "-" in words else words
@@ -148,29 +143,18 @@ class RankCompleter:
                 yield found.text[begin - found.start :], found.kind
 
 
-def _ranks_are_due(parser: MagicParser, words: list[str], token: str) -> bool:
-    """Whether ranks come next: behind ``-r``, or as the first word of ``%rank``."""
+def _due(parser: MagicParser, words: list[str], token: str) -> str:
+    """Return what comes next: ``ranks``, ``cell``, the name of the flag whose value it is, or nothing."""
     before = _complete_words(words, token)
-    if parser in (flags.RANK_CELL, flags.RANK_LINE):
-        return not before and not token.startswith("-")
-    last = parser._option_string_actions.get(before[-1]) if before else None
-    return last is not None and last.dest == "ranks"
-
-
-def _arrays_are_due(parser: MagicParser, words: list[str], token: str) -> bool:
-    """Whether names of arrays come next: behind ``--share``, or in ``%share``."""
-    if parser is flags.SHARE:
-        return True
-    before = _complete_words(words, token)
-    return bool(before) and (before[-1] == "--share" or before[-1].startswith("--share="))
-
-
-def _names_are_due(parser: MagicParser, words: list[str], token: str) -> bool:
-    """Whether names of variables come next: behind ``--draw``, or in ``%parallel_draw``."""
-    before = _complete_words(words, token)
-    if before and (before[-1] == "--draw" or before[-1].startswith("--draw=")):
-        return True
-    return parser is flags.DRAW and not token.startswith("-")
+    flag, equals, _ = before[-1].partition("=") if before else ("", "", "")
+    action = parser._option_string_actions.get(flag)
+    if action is not None and (not equals or action.dest in ("share", "draw")):
+        return action.dest
+    if token.startswith("-"):
+        return ""
+    if parser in (flags.RANK_CELL, flags.RANK_LINE) and not before:
+        return "ranks"
+    return {flags.SHARE: "share", flags.DRAW: "draw", flags.RESULT: "cell"}.get(parser, "")
 
 
 def _complete_words(words: list[str], token: str) -> list[str]:

@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from typing import Any
 
-from nbparallel.wire.locked_names import usual_places
-from nbparallel.wire.segments import NAME_PREFIX
 from nbparallel_magics.completion import RankCompleter
 from nbparallel_magics.error_display import ErrorRendering
 from nbparallel_magics.magics import ParallelMagics
 from nbparallel_magics.output.overflow import remove_abandoned
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views.introspection import RankIntrospection
-
-BUDGET_SECONDS = 0.03
-"""Time for the sweep; the rest is left to the supervisor, which the first cell starts."""
-AT_MOST = 64 << 20
-"""Freeing so many bytes takes some milliseconds; larger names are left to the supervisor as well."""
-
-
-def sweep_at_load() -> str:
-    """Remove what dead sessions left; return a line about it, empty if there was nothing."""
-    if not any(map(_has_names, usual_places())):
-        return ""
-    from nbparallel.supervisor import sweep
-
-    deadline, found = time.monotonic() + BUDGET_SECONDS, []
-    for name in sweep.steps(most_nbytes=AT_MOST):
-        found.append(name)
-        if time.monotonic() > deadline:
-            break
-    return sweep.report_of(found).sentence
-
-
-def _has_names(directory: str) -> bool:
-    try:
-        return any(name.startswith(NAME_PREFIX) for name in os.listdir(directory))
-    except OSError:
-        return False
-
 
 _ATTRIBUTE = "_nbparallel_magics"
 """Attribute of the shell with its `_LoadedExtension`: a process may have several shells."""
@@ -88,9 +57,6 @@ def load(shell: Any) -> None:
         loaded.install()
         setattr(shell, _ATTRIBUTE, loaded)
         remove_abandoned()
-        removed = sweep_at_load()
-        if removed:
-            print(removed)  # noqa: T201  (it belongs under the cell that loads us)
         if type(shell).__module__.startswith("xeus_python"):
             print(_IN_XEUS)  # noqa: T201
         loaded.state.prestarted.start()

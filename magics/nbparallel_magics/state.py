@@ -8,21 +8,146 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from traitlets import Bool, Enum, Float, Int, TraitError
+from traitlets.config import Config, Configurable
 
 from nbparallel.session import running_sessions
 from nbparallel.wire.system import do_all
-from nbparallel_magics.configuration import configured
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.cell_views import CellView, picture
 from nbparallel_magics.output.overflow import LogFolder
 from nbparallel_magics.output.publisher import IdleInterrupt, NotebookOutput, is_ipykernel, publisher_for
-from nbparallel_magics.prestart import PrestartedSupervisor
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
+    from nbparallel.session.processes.launch import SupervisorLaunch
     from nbparallel.wire.messages import RankFailure
     from nbparallel_magics.background import BackgroundCell
     from nbparallel_widgets.panel import Panel
+
+
+class NbParallel(Configurable):
+    """Defaults of ``%%parallel``; a flag in a cell wins over them."""
+
+    n = Int(0, min=0, help="Ranks of a new session; 0: one per CPU that the notebook may use.").tag(
+        config=True
+    )
+    ranks_per_cpu = Int(
+        8, min=1, help="More ranks than this for each CPU that the notebook may use are refused."
+    ).tag(config=True)
+    output = Enum(
+        ("rank", "stream"),
+        "rank",
+        help="rank: output is in rank order when the cell has ended; stream: it stays as it came, which a "
+        "log that cannot be cleared needs (papermill.execute_notebook with log_output).",
+    ).tag(config=True)
+    timeout = Float(0.0, min=0.0, help="Seconds after which a cell is interrupted; 0: never.").tag(
+        config=True
+    )
+    queue = Bool(False, help="Let cells wait for --async cells that run, instead of refusing them.").tag(
+        config=True
+    )
+    quiet = Bool(False, help="Show no output and no values of ranks, only errors.").tag(config=True)
+    keep_messages = Bool(
+        False, help="Keep messages that no rank received for later cells; else they are dropped, with a note."
+    ).tag(config=True)
+    welcome = Bool(
+        True, help="Show under the first cell which names ranks have, and how many ranks there are."
+    ).tag(config=True)
+    read_in_place = Bool(
+        True,
+        help="Let ranks read each other's large private arrays where they lie, in one copy; else such arrays "
+        "are copied into shared memory first.",
+    ).tag(config=True)
+    start_method = Enum(
+        ("forkserver", "spawn"),
+        "forkserver",
+        help="How ranks start: forkserver: forked from a prepared process; spawn: as fresh interpreters.",
+    ).tag(config=True)
+    warm = Bool(
+        True, help="Start the process that ranks are forked from when loaded, not with the first cell."
+    ).tag(config=True)
+
+
+def configured(shell: Any) -> NbParallel:
+    """Return the defaults as the shell's configuration has them.
+
+    ``%config NbParallel.output = 'tabs'`` is refused, but IPython keeps the value: what cannot be is
+    taken out of the configuration, with a line on stderr, so that the extension can be loaded.
+    """
+    section = shell.config.get("NbParallel", {})
+    for name, value in list(section.items()):
+        try:
+            NbParallel(config=Config(NbParallel={name: value}))
+        except TraitError as error:
+            del section[name]
+            sys.stderr.write(f"nbparallel: {error} The default is used.\n")
+    return NbParallel(parent=shell)
+
+
+# A supervisor and its template, started when the extension is loaded, that wait for the first cell.
+#
+# Loading starts one process: no thread, no import beyond what starting takes, no output.  If it cannot be
+# started, the first cell tries again and raises the reason.
+
+RENEWALS = 3
+"""Restarts because a cell has changed what the supervisor depends on; arbitrary."""
+
+
+class PrestartedSupervisor:
+    """Owns the waiting supervisor until it is taken or terminated; used by the shell's thread alone."""
+
+    def __init__(self, configuration: NbParallel) -> None:
+        self._configuration = configuration
+        self._waiting: SupervisorLaunch | None = None
+        self._renewals = 0
+
+    def start(self) -> None:
+        """Start one, if the user wants that, without waiting for it."""
+        if not self._configuration.warm:
+            return
+        from nbparallel.errors import StartError
+        from nbparallel.session.interrupts import InterruptCounter
+        from nbparallel.session.processes import launch
+
+        with InterruptCounter():  # an interrupt waits until there is something to terminate
+            try:
+                self._waiting = started = launch.SupervisorLaunch(self._configuration.start_method)
+            except (StartError, OSError):
+                return
+            started.waited = True
+
+    def take(self) -> SupervisorLaunch | None:
+        """Return the waiting supervisor, which the caller then owns; None if there is no usable one."""
+        if not self._usable():
+            self.terminate()
+        taken, self._waiting = self._waiting, None
+        return taken
+
+    def renew_if_stale(self) -> None:
+        """Start another after a cell that made the waiting one unusable (decision 17).
+
+        Nothing is checked once the first session has taken it.
+        """
+        if self._waiting is None or self._usable():
+            return
+        self.terminate()
+        self._renewals += 1
+        if self._renewals <= RENEWALS:
+            self.start()
+
+    def _usable(self) -> bool:
+        waiting, wanted = self._waiting, self._configuration
+        return waiting is not None and wanted.warm and waiting.is_current(wanted.start_method)
+
+    def terminate(self) -> None:
+        """End the waiting supervisor, if there is one; an interrupt raises when that is done."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            from nbparallel.session.interrupts import InterruptCounter
+
+            with InterruptCounter():
+                waiting.terminate()
 
 
 def _make_session(

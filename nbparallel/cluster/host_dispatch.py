@@ -35,9 +35,9 @@ from nbparallel.errors import (
     naming_hosts,
 )
 from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.names.cell_inputs import check_known
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.names.encoding import SharedArrays, Value
-from nbparallel.session.names.share_arrays import check_known
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.results import CellClock, CellResult
 from nbparallel.session.tasks.cell import CellOptions

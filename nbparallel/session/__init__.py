@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nbparallel.session.command_line import Script as Script
     from nbparallel.session.diagnostics.doctor import Examination as Examination
     from nbparallel.session.diagnostics.doctor import Finding as Finding
     from nbparallel.session.diagnostics.doctor import examine as examine
@@ -23,22 +24,21 @@ if TYPE_CHECKING:
     from nbparallel.session.results import RankResult as RankResult
     from nbparallel.session.results import RankValues as RankValues
     from nbparallel.session.results import RemoteValue as RemoteValue
-    from nbparallel.session.script import Script as Script
     from nbparallel.session.session import Session as Session
     from nbparallel.session.start_processes import spawn as spawn
-    from nbparallel.session.tasks.pending_cell import PendingCell as PendingCell
+    from nbparallel.session.tasks.cell_queue import PendingCell as PendingCell
 
 _HOMES = {
     "CellResult": "results",
     "Examination": "diagnostics.doctor",
     "Finding": "diagnostics.doctor",
     "OutputSink": "output",
-    "PendingCell": "tasks.pending_cell",
+    "PendingCell": "tasks.cell_queue",
     "RankResult": "results",
     "RankStatistics": "monitoring.statistics",
     "RankValues": "results",
     "RemoteValue": "results",
-    "Script": "script",
+    "Script": "command_line",
     "Session": "session",
     "SessionNames": "monitoring.who",
     "SessionStatistics": "monitoring.statistics",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
 import sys
 import threading
 import warnings
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from nbparallel.wire.messages import Display
@@ -67,36 +65,28 @@ class TaskOutput:
         if size < self._kept:
             self._text.setdefault(key, []).append(text)
             self._sizes[key] = size + len(text)
-        if self._sink is not None:
-            sink = self._sink
-            self._pass_on(lambda: sink.stream(rank, name, text))
+        self._show("stream", rank, name, text)
 
     def display(self, rank: int, message: Display) -> None:
         """Take a rich output of a rank."""
         if message.kind != "clear" and self._kept:
             self._displays.setdefault(rank, []).append(message.data)
-        sink = self._sink
-        if sink is None:
-            return
         data, metadata = message.data, message.metadata
         if message.kind == "clear":
-            self._pass_on(lambda: sink.clear(rank, bool(metadata.get("wait"))))
+            self._show("clear", rank, bool(metadata.get("wait")))
         elif message.kind == "result":
-            self._pass_on(lambda: sink.result(rank, data, metadata))
+            self._show("result", rank, data, metadata)
         else:
-            update = message.kind == "update"
-            self._pass_on(lambda: sink.display(rank, data, metadata, message.transient, update))
+            self._show("display", rank, data, metadata, message.transient, message.kind == "update")
 
     def note(self, text: str) -> None:
         """Take a line of ours."""
-        if self._sink is not None:
-            sink = self._sink
-            self._pass_on(lambda: sink.note(text))
+        self._show("note", text)
 
     def progress(self, text: str) -> None:
         """Show a line of ours that changes, where a sink has one (``progress``); an empty text removes it."""
-        if (show := getattr(self._sink, "progress", None)) is not None:
-            self._pass_on(lambda: show(text))
+        if hasattr(self._sink, "progress"):
+            self._show("progress", text)
 
     def forget(self) -> None:
         """Drop what was kept, which the result holds; later output is only passed on."""
@@ -105,12 +95,13 @@ class TaskOutput:
 
     def finish(self) -> None:
         """Notify the sink that all ranks have ended the task."""
-        if self._sink is not None:
-            self._pass_on(self._sink.finish)
+        self._show("finish")
 
-    def _pass_on(self, call: Callable[[], None]) -> None:
+    def _show(self, method: str, *args: Any) -> None:
+        """Call a method of the sink, if there is one."""
         try:
-            call()
+            if self._sink is not None:
+                getattr(self._sink, method)(*args)
         except Exception as error:  # noqa: BLE001  a broken front end must not stop the ranks
             self._sink = None
             warnings.warn(
@@ -127,17 +118,6 @@ class TaskOutput:
     def displays(self, rank: int) -> tuple[dict[str, Any], ...]:
         """Return a rank's mime bundles."""
         return tuple(self._displays.get(rank, ()))
-
-
-class Decoder:
-    """Bytes of one pipe as text; what is no UTF-8 comes out backslash-escaped."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-
-    def feed(self, data: bytes, *, final: bool = False) -> str:
-        """Return the text of `data`, keeping an unfinished character for the next time."""
-        return self._decoder.decode(data, final)
 
 
 class LineSink:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nbparallel.errors import HostBoundaryError, rank_list, without_frames
 from nbparallel.session import running_sessions
-from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.session.interrupts import InterruptCounter, SessionLock
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.names.delivery import GatheredNames
 from nbparallel.session.output import LineSink, OutputSink
@@ -21,14 +21,12 @@ from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import check_world_size
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, DrawnValues, RankValues
-from nbparallel.session.session_lock import SessionLock
 from nbparallel.session.tasks.cell import CellOptions, check_cell, check_drawn, select_ranks, split_names
-from nbparallel.session.tasks.cell_queue import CellQueue
+from nbparallel.session.tasks.cell_queue import CellQueue, PendingCell
+from nbparallel.session.tasks.dispatch import all_values, call_task, draw_task, pull_task, push_task
 from nbparallel.session.tasks.item_map import ItemMap
-from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.session.tasks.session_parts import make_parts
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
-from nbparallel.session.tasks.value_tasks import all_values, call_task, draw_task, pull_task, push_task
 from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
@@ -168,9 +166,10 @@ class Session:
         return f"<Session of {rank_list(range(self.world_size))}, {state}>"
 
     def _ensure(self, interrupts: InterruptCounter) -> RankPool:
-        pool = self._ranks.ensure(interrupts)
+        before, pool = self._ranks.pool, self._ranks.ensure(interrupts)
+        if pool is not before:
+            running_sessions.add(self)
         self._tasks.read_in_place, self._tasks.keep_messages = self.read_in_place, self.keep_messages
-        running_sessions.add(self)
         return pool
 
     @without_frames()

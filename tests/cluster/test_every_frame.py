@@ -14,7 +14,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import NbParallelError, ParallelError
-from nbparallel.session.tasks.pending_cell import PendingCell
+from nbparallel.session.tasks.cell_queue import PendingCell
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
 from tests.harness.clusters import Loopback

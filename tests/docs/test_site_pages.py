@@ -13,8 +13,8 @@ import nbparallel.distributed as dist
 from docs.site import name_examples, page_source, sections
 from docs.site.reference_entries import configuration_rows, magic_entries
 from nbparallel import errors
-from nbparallel_magics.configuration import NbParallel
 from nbparallel_magics.magics import ParallelMagics
+from nbparallel_magics.state import NbParallel
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = {

@@ -12,8 +12,7 @@ from traitlets.config import Config
 
 import nbparallel_magics
 from nbparallel.errors import StartError
-from nbparallel_magics.configuration import NbParallel
-from nbparallel_magics.prestart import RENEWALS, PrestartedSupervisor
+from nbparallel_magics.state import RENEWALS, NbParallel, PrestartedSupervisor
 from tests.harness.kernel import Kernel
 
 pytestmark = pytest.mark.time_limit(90)

@@ -24,15 +24,16 @@ from nbparallel_magics.output.layout import (
     Text,
     arrange,
     as_items,
+    before_moves,
     beginning,
     fits_behind_label,
     in_arrival_order,
     is_value,
     last_state,
+    rows_above,
 )
 from nbparallel_magics.output.overflow import LogFolder, OverflowLog
 from nbparallel_magics.output.publisher import Publisher
-from nbparallel_magics.output.screen import before_moves, rows_above
 
 # Writing of labelled pieces: where a label is due, and where a line must be ended first.
 

@@ -36,12 +36,12 @@ def show(state: ExtensionState, save: str | None) -> None:
 
 
 def _save(timeline: Timeline, path: Path) -> None:
-    from nbparallel.session.monitoring import chrome_trace
+    from nbparallel.session.monitoring.timeline import PRODUCER, chrome_trace
 
     try:
-        if path.exists() and not _is_ours(path, chrome_trace.PRODUCER):
+        if path.exists() and not _is_ours(path, PRODUCER):
             flags.TIMELINE.error(f"{path} exists and is no trace of nbparallel: choose another name")
-        trace = chrome_trace.trace(timeline)
+        trace = chrome_trace(timeline)
         path.write_text(json.dumps(trace), encoding="utf-8")
     except OSError as error:
         flags.TIMELINE.error(f"{path} cannot be written: {error.strerror or error}")

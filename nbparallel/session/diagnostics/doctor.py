@@ -9,9 +9,9 @@ import enum
 import math
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from nbparallel.distributed.runtime.peer_memory import OFF
 from nbparallel.errors.text.table import Table, TableView
@@ -100,168 +100,89 @@ def examine(
     return Examination(sorted(found, key=lambda finding: -finding.state))
 
 
-Measured: TypeAlias = tuple[float, str]
-"""A figure of a machine, and the same in words."""
+def _at_least(enough: float, subject: str, figure: float, seen: str, remedy: str) -> Finding:
+    """Return the finding about a figure that must reach a minimum; less is a warning."""
+    if figure >= enough:
+        return Finding(subject, Severity.OK, seen)
+    return Finding(subject, Severity.WARNING, seen, remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A figure that must reach a minimum; less is a warning."""
-
-    subject: str
-    """What is checked."""
-    measure: Callable[[Machine], Measured | None]
-    """Returns the figure; None where the machine has no such limit, and nothing to report."""
-    enough: float
-    """The minimum."""
-    remedy: Callable[[Machine], str]
-    """Returns what to do about less."""
-
-    def findings(self, machine: Machine) -> Iterator[Finding]:
-        """Yield the finding, if there is something to compare."""
-        measured = self.measure(machine)
-        if measured is None:
-            return
-        figure, seen = measured
-        if figure >= self.enough:
-            yield Finding(self.subject, Severity.OK, seen)
-        else:
-            yield Finding(self.subject, Severity.WARNING, seen, self.remedy(machine))
-
-
-def _shm(machine: Machine) -> Measured | None:
-    if machine.shm is None:
-        return None
-    free, size = machine.shm
-    seen = f"{size_text(free)} of {size_text(size)} free; only the strategy file_system allocates there"
-    return min(free, size), seen
-
-
-def _files(machine: Machine) -> Measured:
-    limit, used = machine.files, machine.used_files
-    left = math.inf if limit.soft is None else limit.soft - used
-    return left, f"{used} in use of at most {_text(limit.soft)} a process"
-
-
-def _processes(machine: Machine) -> Measured:
-    if not machine.tasks:
-        return math.inf, "any number of processes and threads"
-    tightest = min(machine.tasks, key=lambda limit: limit.most - limit.used)
-    seen = f"{tightest.used:,} processes and threads of the {tightest.most:,} that {tightest.where}"
-    return tightest.most - tightest.used, seen
-
-
-def _file_size(machine: Machine) -> Measured | None:
-    if machine.file_size.soft is None:
-        return None
-    seen = (
-        f"a file, and so a piece of shared memory, may have {size_text(machine.file_size.soft)} (ulimit -f)"
+def _limits(machine: Machine) -> Iterator[Finding]:
+    """Yield what the limits are that this machine has."""
+    if machine.shm is not None:
+        free, size = machine.shm
+        yield _at_least(
+            SMALL_SHM,
+            "/dev/shm",
+            min(free, size),
+            f"{size_text(free)} of {size_text(size)} free; only the strategy file_system allocates there",
+            "in a container start it with more (docker run --shm-size=4g), elsewhere `mount -o "
+            "remount,size=4g /dev/shm`; or stay with file_descriptor, which does not need it",
+        )
+    files, used = machine.files, machine.used_files
+    yield _at_least(
+        FILES_FREE,
+        "open files",
+        math.inf if files.soft is None else files.soft - used,
+        f"{used} in use of at most {_text(files.soft)} a process",
+        _raise("-n", files, "or %sharing_strategy file_region"),
     )
-    return machine.file_size.soft, seen
+    tightest = min(machine.tasks, key=lambda limit: limit.most - limit.used, default=None)
+    yield _at_least(
+        PROCESSES_FREE,
+        "processes",
+        math.inf if tightest is None else tightest.most - tightest.used,
+        "any number of processes and threads"
+        if tightest is None
+        else f"{tightest.used:,} processes and threads of the {tightest.most:,} that {tightest.where}",
+        _raise("-u", machine.processes, "or run few ranks: -n 2; a container: docker run --pids-limit"),
+    )
+    if machine.file_size.soft is not None:
+        size = machine.file_size.soft
+        seen = f"a file, and so a piece of shared memory, may have {size_text(size)} (ulimit -f)"
+        remedy = _raise("-f", machine.file_size, "arrays and the ranks' own segments count as files")
+        yield Finding("size of files", Severity.WARNING, seen, remedy)
+    if machine.max_maps is not None:
+        yield _at_least(
+            MAPS_FREE,
+            "mappings",
+            machine.max_maps - machine.used_maps,
+            f"{machine.used_maps:,} in use of at most {machine.max_maps:,} a process (vm.max_map_count)",
+            "as root `sysctl vm.max_map_count=262144`, or %sharing_strategy file_region for many arrays",
+        )
+    if machine.address_space.soft is not None:
+        seen = f"a process may use {size_text(machine.address_space.soft)} of addresses (ulimit -v)"
+        remedy = "shared arrays count once in every process that maps them: `ulimit -v unlimited`"
+        yield Finding("address space", Severity.WARNING, seen, remedy)
 
 
-def _maps(machine: Machine) -> Measured | None:
-    if machine.max_maps is None:
-        return None
-    seen = f"{machine.used_maps:,} in use of at most {machine.max_maps:,} a process (vm.max_map_count)"
-    return machine.max_maps - machine.used_maps, seen
-
-
-def _address_space(machine: Machine) -> Measured | None:
-    if machine.address_space.soft is None:
-        return None
-    seen = f"a process may use {size_text(machine.address_space.soft)} of addresses (ulimit -v)"
-    return machine.address_space.soft, seen
-
-
-def _cpus(machine: Machine) -> Measured:
+def _processors(machine: Machine) -> Iterator[Finding]:
     usable = usable_cpus(machine)
     seen = f"{usable} usable of {machine.cpus}"
     if machine.affinity < machine.cpus:
         seen += f"; this process may run on {machine.affinity} (affinity, as taskset and Slurm set it)"
     if machine.quota is not None:
         seen += f"; the container may use the time of {machine.quota:g} (cgroup quota)"
-    return usable, seen
-
-
-def _blas(machine: Machine) -> Measured:
-    usable = usable_cpus(machine)
+    remedy = "ranks take turns here: everything works, nothing gets faster; give the container or job more"
+    yield _at_least(2, "CPUs", usable, seen, remedy)
     libraries = ", ".join(f"{name} {threads}" for name, threads in machine.blas) or "none loaded"
-    seen = f"threads of libraries in the notebook: {libraries}; each rank gets its share of {usable}"
-    seen += " unless OMP_NUM_THREADS is set"
-    return usable - max((threads for _, threads in machine.blas), default=0), seen
+    yield _at_least(
+        max((threads for _, threads in machine.blas), default=0),
+        "BLAS threads",
+        usable,
+        f"threads of libraries in the notebook: {libraries}; each rank gets its share of {usable} unless "
+        "OMP_NUM_THREADS is set",
+        "more threads than CPUs slow each other down: "
+        f"`import threadpoolctl; threadpoolctl.threadpool_limits({usable})`",
+    )
 
 
-def _ipykernel(machine: Machine) -> Measured:
+def _versions(machine: Machine) -> Finding:
     known = ", ".join(f"{name} {version or 'missing'}" for name, version in machine.versions.items())
     ipykernel = machine.versions.get("ipykernel", "")
     recent = not ipykernel or _numbers(ipykernel) >= OLDEST_IPYKERNEL
-    return recent, f"{known}; {machine.system}"
-
-
-CHECKS = (
-    Check(
-        "/dev/shm",
-        _shm,
-        SMALL_SHM,
-        lambda _: (
-            "in a container start it with more (docker run --shm-size=4g), elsewhere `mount -o "
-            "remount,size=4g /dev/shm`; or stay with file_descriptor, which does not need it"
-        ),
-    ),
-    Check(
-        "open files",
-        _files,
-        FILES_FREE,
-        lambda machine: _raise("-n", machine.files, "or %sharing_strategy file_region"),
-    ),
-    Check(
-        "processes",
-        _processes,
-        PROCESSES_FREE,
-        lambda machine: _raise(
-            "-u", machine.processes, "or run few ranks: -n 2; a container: docker run --pids-limit"
-        ),
-    ),
-    Check(
-        "size of files",
-        _file_size,
-        math.inf,
-        lambda machine: _raise("-f", machine.file_size, "arrays and the ranks' own segments count as files"),
-    ),
-    Check(
-        "mappings",
-        _maps,
-        MAPS_FREE,
-        lambda _: (
-            "as root `sysctl vm.max_map_count=262144`, or %sharing_strategy file_region for many arrays"
-        ),
-    ),
-    Check(
-        "address space",
-        _address_space,
-        math.inf,
-        lambda _: "shared arrays count once in every process that maps them: `ulimit -v unlimited`",
-    ),
-    Check(
-        "CPUs",
-        _cpus,
-        2,
-        lambda _: (
-            "ranks take turns here: everything works, nothing gets faster; give the container or job more"
-        ),
-    ),
-    Check(
-        "BLAS threads",
-        _blas,
-        0,
-        lambda machine: (
-            "more threads than CPUs slow each other down: "
-            f"`import threadpoolctl; threadpoolctl.threadpool_limits({usable_cpus(machine)})`"
-        ),
-    ),
-    Check("versions", _ipykernel, True, lambda _: 'pip install --upgrade "ipykernel>=6.29"'),
-)
+    advice = 'pip install --upgrade "ipykernel>=6.29"'
+    return _at_least(True, "versions", recent, f"{known}; {machine.system}", advice)
 
 
 def findings(
@@ -275,8 +196,9 @@ def findings(
     yield from _strategies(machine)
     yield _reading(machine, read_in_place=read_in_place)
     yield from _memory(machine)
-    for check in CHECKS:
-        yield from check.findings(machine)
+    yield from _limits(machine)
+    yield from _processors(machine)
+    yield _versions(machine)
     yield from _stale(machine)
 
 

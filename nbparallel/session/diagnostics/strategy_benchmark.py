@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.errors import InternalError, NbParallelError
-from nbparallel.errors.text.table import Table
+from nbparallel.errors.text.table import Table, TableView
 from nbparallel.session.session import Session
 from nbparallel.sharing import current_store, get_all_sharing_strategies
 from nbparallel.sharing.memory import memory_limits
@@ -55,8 +55,8 @@ class StrategyTime:
     """How many runs the medians are of."""
 
 
-@dataclass(frozen=True, slots=True)
-class StrategyTimes:
+@dataclass(frozen=True, slots=True, repr=False)
+class StrategyTimes(TableView):
     """All times of one measurement."""
 
     times: tuple[StrategyTime, ...]
@@ -73,12 +73,6 @@ class StrategyTimes:
         runs = f"medians of up to {RUNS} runs; other work on the machine makes every time longer"
         title = "one array, from the notebook to a rank and back to the system (the quickest first)"
         return Table(title, ("strategy", "size", *STEPS, "in all"), rows, "\n".join([*self.left_out, runs]))
-
-    def __repr__(self) -> str:
-        return self.table().text()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
 
 def strategy_bench(

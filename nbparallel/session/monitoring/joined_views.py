@@ -86,8 +86,7 @@ def join_statistics(
     def of_rank(rank: int, host: str) -> RankStatistics:
         if rank in known:
             return replace(known[rank], host=host)
-        nothing = 0, 0, 0, missing.get(host, ""), 0, 0, 0, 0, 0.0, 0.0, 0.0, None
-        return RankStatistics(rank, 0, UNSEEN, *nothing, host=host)
+        return RankStatistics(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
 
     segments = [_of_host(segment, host, place) for host, part in seen.items() for segment in part.segments]
     return SessionStatistics(

@@ -5,6 +5,7 @@ The modules that make them are imported when the first cell has ended (`load_vie
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nbparallel.wire.inspection import Completion
 
 
+@functools.cache
 def load_views() -> None:
     """Import what the methods below need: an installation may have removed the files when they are called."""
     from nbparallel.session.monitoring import (  # noqa: F401

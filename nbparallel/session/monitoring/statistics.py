@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
-from nbparallel.session.monitoring.process_memory import read_memory
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, read_memory
 from nbparallel.session.monitoring.segments import (
     SharedSegment,
     free_nbytes,
@@ -24,41 +23,15 @@ from nbparallel.wire.system import open_descriptors, process_limit
 
 
 @dataclass(frozen=True, slots=True)
-class RankStatistics:
-    """One rank at one moment."""
+class RankStatistics(RankActivity):
+    """One rank at one moment; its state may be ``stopped`` (SIGSTOP), too; not how a dead one ended."""
 
-    rank: int
-    """Its number."""
-    pid: int
-    """Its process."""
-    state: str
-    """As `RankActivity.state`; or ``stopped`` (SIGSTOP)."""
-    rss_nbytes: int
+    rss_nbytes: int = 0
     """Resident memory, shared pages included."""
-    private_nbytes: int
-    """Of it, anonymous memory; of a forked rank also what it has not changed since it began."""
-    threads: int
+    threads: int = 0
     """Threads of the process."""
-    operation: str
-    """The operation that it waits or moves in, or an empty string."""
-    line: int
-    """The line of the cell that it is on; 0 unknown."""
-    task: int
+    task: int = 0
     """Number of the task that it runs or ran last."""
-    mapped_nbytes: int
-    """Of the resident memory, what it has touched of shared memory, whichever process made that."""
-    shared_nbytes: int
-    """Bytes of the segments that it made, as of the end of its last task."""
-    computing: float
-    """Seconds of the cell that runs, or ran last, in which it neither waited nor moved."""
-    waiting: float
-    """Seconds of that cell in which it waited for other ranks in operations."""
-    moving: float
-    """Seconds of that cell in which it was in operations and did not wait."""
-    operations: int | None
-    """Operations of that cell; None: not known now."""
-    host: str = ""
-    """The name of its host; empty: this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +106,12 @@ def _rank(handle: RankHandle, seen: RankActivity) -> RankStatistics:
     state = seen.state  # "dead" from when the session knows it: the next cell brings the rank back
     if state != "starting" and memory is not None and memory.stopped:
         state = "stopped"
-    return RankStatistics(
-        rank=handle.rank,
-        pid=handle.pid,
-        state=state,
-        rss_nbytes=0 if memory is None else memory.resident_nbytes,
-        private_nbytes=0 if memory is None else memory.private_nbytes,
-        threads=0 if memory is None else memory.threads,
-        operation="" if state == "dead" else seen.operation,
-        line=seen.line,
-        task=handle.task,
-        mapped_nbytes=0 if memory is None else memory.mapped_nbytes,
-        shared_nbytes=seen.shared_nbytes,
-        computing=seen.computing,
-        waiting=seen.waiting,
-        moving=seen.moving,
-        operations=seen.operations,
-    )
+    known = {field.name: getattr(seen, field.name) for field in fields(seen)}
+    known |= {"state": state, "operation": "" if state == "dead" else seen.operation, "task": handle.task}
+    if memory is not None:
+        known |= {
+            "rss_nbytes": memory.resident_nbytes,
+            "private_nbytes": memory.private_nbytes,
+            "threads": memory.threads,
+        }
+    return RankStatistics(**known)

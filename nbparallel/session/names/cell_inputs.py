@@ -1,13 +1,26 @@
-"""Inputs of a cell: the values that it uses, directly or through functions and classes."""
+"""Inputs of a cell: the values that it uses, directly or through functions and classes; arrays are moved."""
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, MutableMapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from nbparallel.errors import UnpicklableError
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.errors import (
+    NotAnArrayError,
+    ObjectArrayError,
+    ReadOnlyArrayError,
+    UnknownNameError,
+    UnpicklableError,
+    resembling,
+)
 from nbparallel.session.names.encoding import SharedArrays, Value, encode, encode_class, nbytes_shared
 from nbparallel.session.names.free_names import (
     FreeNames,
@@ -15,11 +28,312 @@ from nbparallel.session.names.free_names import (
     is_ipythons_function,
     names_of_script,
 )
-from nbparallel.session.names.share_arrays import is_array
 from nbparallel.sharing import Store
+from nbparallel.sharing.tensor_storage import holds_tensors
+from nbparallel.sharing.tensors import array_at
 from nbparallel.transfer import definitions
 from nbparallel.transfer.code_names import looks_up_strings
 from nbparallel.transfer.pickling import Serialised
+from nbparallel.wire.units import size_text
+
+# Moves a notebook's arrays into shared memory, and re-binds every name that viewed the old memory.
+#
+# Note [same memory]
+# ------------------
+# Names are moved together when their arrays lie in the same memory: the array that owns it, and all views.
+# The bytes are copied as they lie, from the first that any of them touches to the last, so every view keeps
+# its dtype, shape, strides and its place relative to the others, whatever it is.
+
+AnyArray: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class MoveReport:
+    """What `move_arrays` did."""
+
+    copied: dict[str, int] = field(default_factory=dict)
+    """Bytes copied, by the name for which it was done."""
+    notes: list[str] = field(default_factory=list)
+    """Lines for the user."""
+
+
+_Place: TypeAlias = tuple[MutableMapping[Any, Any], Any, Any]
+"""A mapping that may hold an array, under which key, and what it holds."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """One block of private memory and the arrays that are known to view it."""
+
+    owner: AnyArray | None
+    """The array that owns it; None if something else than numpy does."""
+    foreign: str
+    """What kind of object owns it then."""
+    arrays: dict[int, AnyArray] = field(default_factory=dict)
+    """The arrays to re-create, by id."""
+    names: list[tuple[MutableMapping[Any, Any], Any]] = field(default_factory=list)
+    """Where each of them is bound: a namespace, or what IPython keeps of shown values, and the key."""
+
+
+def is_array(value: object) -> bool:
+    """Whether the array rule holds for a value: a plain array without Python objects."""
+    return type(value) is np.ndarray and not value.dtype.hasobject
+
+
+def move_arrays(
+    names: Iterable[str],
+    namespace: MutableMapping[str, Any],
+    store: Store,
+    *,
+    for_all: bool,
+    on_move: Callable[[str, int], None],
+) -> MoveReport:
+    """Move the arrays of some names, and what shares their memory, into shared memory.
+
+    Every name of `namespace` that is bound to one of these arrays, or to a view of one, is bound to the
+    same part of the shared one.  Arrays that are shared already stay as they are; with `for_all`, unless they
+    lie packed with others that ranks may only read.  Before each is moved, `on_move` gets its name and bytes.
+    """
+    report = MoveReport()
+    packed_in = store.packed_read_only if for_all else lambda _: None
+    wanted: dict[Hashable, str] = {}
+    for name in names:
+        value = namespace[name]
+        if is_array(value) and (packed_in(value) or not store.is_shared(value)):
+            wanted.setdefault(packed_in(value) or _memory_of(value)[0], name)
+    del value
+    if not wanted:
+        return report
+    blocks = _collect(wanted, namespace, packed_in)
+    watched: list[tuple[str, weakref.ref[AnyArray], int]] = []
+    for key, name in wanted.items():
+        block = blocks.pop(key)
+        root = weakref.ref(_root_of(next(iter(block.arrays.values()))))
+        on_move(name, _extent(block)[1])
+        nbytes = _move(block, store, for_all=for_all)
+        report.copied[name] = nbytes
+        if isinstance(key, tuple):
+            watched.append((name, root, nbytes))  # it was shared before, packed with others
+        elif block.owner is None:
+            if block.foreign != "bytes":  # what cannot change cannot differ either
+                report.notes.append(_copied_line(block, namespace, nbytes))
+        else:
+            watched.append((name, weakref.ref(block.owner), nbytes))
+        del block
+    report.notes += _still_held(watched)
+    return report
+
+
+def _memory_of(array: AnyArray) -> tuple[int, AnyArray | None, str]:
+    """Return what identifies the memory under an array, the owning array, or else the kind of owner."""
+    current: Any = array
+    while True:
+        base = current.base
+        if base is None:
+            return id(current), current, ""
+        if isinstance(base, memoryview):
+            base = base.obj
+        if not isinstance(base, np.ndarray):
+            inner = getattr(base, "base", None)  # numpy's as_strided puts an object of its own between
+            if not isinstance(inner, np.ndarray):
+                return id(base), None, type(base).__name__
+            base = inner
+        current = base
+
+
+def _root_of(array: AnyArray) -> AnyArray:
+    """Return the last array in the chain of bases: it lives as long as any view of the memory."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _collect(
+    wanted: dict[Hashable, str],
+    namespace: MutableMapping[str, Any],
+    packed_in: Callable[[object], tuple[int, int] | None],
+) -> dict[Hashable, _Memory]:
+    """Find what views the wanted memory: notebook's names, and what IPython keeps of shown values."""
+    blocks: dict[Hashable, _Memory] = {}
+    own: list[_Place] = [(namespace, name, value) for name, value in list(namespace.items())]
+    for mapping, name, value in (*own, *_shown_places(namespace)):
+        if not is_array(value):
+            continue
+        memory, owner, foreign = _memory_of(value)
+        key = packed_in(value) or memory
+        if key in wanted:
+            block = blocks.setdefault(key, _Memory(owner, foreign))
+            block.arrays[id(value)] = value
+            block.names.append((mapping, name))
+    return blocks
+
+
+def _shown_places(namespace: Mapping[str, Any]) -> Iterator[_Place]:
+    """Yield where IPython keeps what cells have shown, beside the notebook's own names (``_``, ``_5``)."""
+    history = namespace.get("Out")
+    shell = getattr(namespace.get("get_ipython"), "__self__", None)
+    of_shell = (getattr(shell, name, None) for name in ("last_execution_result", "displayhook"))
+    hidden = getattr(shell, "user_ns_hidden", None)  # `InteractiveShell.push` with interactive=False
+    for mapping in (history, hidden, *(getattr(holder, "__dict__", None) for holder in of_shell)):
+        if isinstance(mapping, dict):
+            yield from ((mapping, name, value) for name, value in list(mapping.items()))
+
+
+def _move(block: _Memory, store: Store, *, for_all: bool) -> int:
+    low, nbytes = _extent(block)
+    shared = store.share(array_at(None, low, (nbytes,), writable=False), for_all=for_all)
+    moved: dict[int, AnyArray] = {}
+    for identity, array in block.arrays.items():
+        offset = array.ctypes.data - low if array.size else 0
+        new: AnyArray = np.ndarray(array.shape, array.dtype, shared, offset, array.strides)
+        new.flags.writeable = array.flags.writeable
+        moved[identity] = new
+    changes: dict[int, tuple[MutableMapping[Any, Any], dict[Any, Any]]] = {}
+    for mapping, name in block.names:
+        new_value = moved.get(id(mapping.get(name)))
+        if new_value is not None:  # else another thread has just bound it to something else
+            changes.setdefault(id(mapping), (mapping, {}))[1][name] = new_value
+    for mapping, values in changes.values():
+        mapping.update(values)  # one step: an interrupt leaves all names on the old memory, or none
+    block.arrays.clear()
+    return nbytes
+
+
+def _extent(block: _Memory) -> tuple[int, int]:
+    """Return the address of the first byte that is to be moved, and how many there are."""
+    arrays = list(block.arrays.values())
+    if block.owner is not None:
+        arrays.append(block.owner)
+    bounds = [_bounds(array) for array in arrays if array.size] or [_bounds(arrays[0])]
+    low = min(start for start, _ in bounds)
+    return low, max(stop for _, stop in bounds) - low
+
+
+def _bounds(array: AnyArray) -> tuple[int, int]:
+    """Return the addresses of the first byte and of the one past the last."""
+    low = high = array.ctypes.data
+    if array.size:
+        high += array.itemsize
+        for count, stride in zip(array.shape, array.strides, strict=True):
+            if stride < 0:
+                low += (count - 1) * stride
+            else:
+                high += (count - 1) * stride
+    return low, high
+
+
+def _copied_line(block: _Memory, namespace: Mapping[str, Any], nbytes: int) -> str:
+    known = sorted(str(bound) for mapping, bound in block.names if mapping is namespace)
+    names, it_has = ", ".join(known), "have" if len(known) > 1 else "has"
+    return (
+        f"{names} showed the content of a {block.foreign}, and {it_has} a copy of it in shared memory now "
+        f"({size_text(nbytes)}): what you change in the {block.foreign} is no longer seen in {names}"
+    )
+
+
+def _still_held(watched: list[tuple[str, weakref.ref[AnyArray], int]]) -> list[str]:
+    """Return a line for each block of old memory that something but the notebook's names still holds."""
+    if any(owner() is not None for _, owner, _ in watched):
+        gc.collect()  # it may only be garbage that refers to itself
+    return [
+        f"{name} was copied into shared memory, and a list, an attribute or another object still has the old "
+        f"array ({size_text(nbytes)}): what you change in one is not seen in the other"
+        for name, owner, nbytes in watched
+        if owner() is not None
+    ]
+
+
+def check_known(name: str, namespace: Mapping[str, Any]) -> None:
+    """Raise an `UnknownNameError` if the notebook has no variable of this name."""
+    if name not in namespace or is_ipythons(name):
+        own = (
+            key
+            for key, value in namespace.items()
+            if not (is_ipythons(key) or is_ipythons_function(key, value))
+        )
+        hint = resembling(name, own)
+        raise UnknownNameError(f"the notebook has no variable {name!r}{hint}")
+
+
+def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
+    """Check that the array, or what holds tensors, of this name can be made writable by ranks.
+
+    Raises
+    ------
+    UnknownNameError
+        The notebook has no such name.
+    NotAnArrayError, ObjectArrayError
+        It is no plain array; it is one of Python objects.
+    ReadOnlyArrayError
+        The notebook itself may not write it.
+    """
+    check_known(name, namespace)
+    value = namespace[name]
+    if holds_tensors(value):
+        return  # what cannot be moved raises before anything is
+    if type(value) is not np.ndarray:
+        raise NotAnArrayError(
+            f"{name!r} is of type {type(value).__qualname__}, and only plain numpy arrays, and "
+            f"tensors and modules of torch, lie in shared memory: {_instead(name, value)}"
+        )
+    if not is_array(value):
+        raise ObjectArrayError(
+            f"{name!r} is an array of dtype {value.dtype}: Python objects, whose memory cannot be shared; "
+            f'convert it (`{name} = {name}.astype(float)`, or "U" for text), or let it be copied'
+        )
+    if not value.flags.writeable:
+        if _only_flagged(value):
+            what, way = "is flagged read-only", f"`{name}.flags.writeable = True`"
+        else:
+            what, way = "lies in memory for reading only", 'nbp.from_file(path, mode="r+") if it is a file'
+        raise ReadOnlyArrayError(
+            f"{name!r} {what} in the notebook, so ranks cannot write it either: "
+            f"{way}, or `{name} = {name}.copy()`, first"
+        )
+
+
+def _instead(name: str, value: object) -> str:
+    """Return how to have an array instead that holds what the value does."""
+    if isinstance(value, np.memmap):
+        return f"`{name} = {from_file_call(value)}` makes an array"
+    if isinstance(value, np.ma.MaskedArray):
+        parts = f"np.array({name}.data), np.ma.getmaskarray({name})"
+        return f"`values, mask = {parts}` makes two arrays, which can be shared"
+    if hasattr(value, "to_numpy"):
+        return f"`values = {name}.to_numpy()` makes an array, without the labels"
+    if isinstance(value, (list, tuple, range, int, float, complex)) or hasattr(value, "__array__"):
+        return f"`{name} = np.array({name})` makes an array"
+    return "only arrays inside of it can be shared, under names of their own"
+
+
+def from_file_call(x: np.memmap[Any, Any]) -> str:
+    """Return what to type instead of making this `numpy.memmap`, so that ranks map the file as well."""
+    path, mode = str(x.filename), "r+" if x.mode in ("r+", "w+") else "r"
+    if x.filename is None or isinstance(x.base, np.ndarray) or (x.offset and not path.endswith(".npy")):
+        return "nbp.from_file(…)"  # a part of the file, which cannot be asked for
+    form = "" if path.endswith(".npy") else f"{str(x.dtype)!r}, {x.shape}, "
+    return f"nbp.from_file({path!r}, {form}mode={mode!r})"
+
+
+def memmap_notes(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str]:
+    """Return a line for each `numpy.memmap` that was copied, as what is written there is not in its file."""
+    return [
+        f"{name} is a numpy.memmap and was copied for the ranks: `{name} = {from_file_call(value)}` lets "
+        "them use the file itself"
+        for name in sorted(names)
+        if isinstance(value := namespace.get(name), np.memmap) and value.mode == "c"
+    ]
+
+
+def _only_flagged(x: AnyArray) -> bool:
+    """Return whether numpy would let the flag be taken away."""
+    try:
+        x.flags.writeable = True
+    except ValueError:
+        return False
+    x.flags.writeable = False
+    return True
+
 
 COSTLY_SECONDS = 0.2
 """A longer look whether a value has changed is noted below the cell."""

@@ -6,11 +6,11 @@ handle.
 
 Note [what a rank keeps]
 ------------------------
-The notebook records for each rank the version that it delivered (`versions`), never what the rank did with
-it.  A value of the same version is not sent again, so a rank keeps what it assigned.  A changed one replaces
-the rank's value, with a note if the rank had assigned its own.  A name that a cell assigned without reading
-it was perhaps never delivered: the notebook's value of that moment is recorded (`Baseline`), and as long as
-it has not changed the rank takes the value only if it has none of its own.
+The notebook records for each rank the version that it delivered (`RankVersions`), never what the rank did
+with it.  A value of the same version is not sent again, so a rank keeps what it assigned.  A changed one
+replaces the rank's value, with a note if the rank had assigned its own.  A name that a cell assigned
+without reading it was perhaps never delivered: the notebook's value of that moment is recorded
+(`Baseline`), and as long as it has not changed the rank takes the value only if it has none of its own.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbparallel.errors import NotAnArrayError, StaleWorkError
-from nbparallel.session.names.cell_inputs import CellInputs
-from nbparallel.session.names.encoding import SharedArrays
+from nbparallel.session.names.cell_inputs import (
+    CellInputs,
+    check_shareable,
+    is_array,
+    memmap_notes,
+    move_arrays,
+)
+from nbparallel.session.names.encoding import ABSENT, Baseline, RankVersions, SharedArrays, Version
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
-from nbparallel.session.names.share_arrays import check_shareable, is_array, memmap_notes, move_arrays
-from nbparallel.session.names.versions import ABSENT, Baseline, RankVersions, Version
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.tensor_storage import (

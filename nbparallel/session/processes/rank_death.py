@@ -73,14 +73,6 @@ _FRAME = "  File "
 _CELL_FRAME = re.compile(rf'"{CELL_FILE}\d+-\d+>", line (\d+)')
 
 
-def cell_frame(line: str) -> tuple[str, int | None]:
-    """Return a line of the report as a person knows the place, and its number if it is the cell's."""
-    found = _CELL_FRAME.search(line)
-    if found is None or not line.startswith(_FRAME):
-        return line, None
-    return _CELL_FRAME.sub(r"of the cell, line \1", line), int(found[1])
-
-
 def stderr_excerpt(stderr: str) -> tuple[str, int | None]:
     """Return what is worth showing of a dead rank's stderr, and the cell's line if faulthandler names it.
 
@@ -92,8 +84,8 @@ def stderr_excerpt(stderr: str) -> tuple[str, int | None]:
         return "\n".join(lines[-10:]), None
     shown = lines[max(0, begin - 5) : begin]
     for line in lines[begin:]:
-        text, number = cell_frame(line)
-        shown.append(text)
-        if number is not None:
-            return "\n".join(shown[:20]), number
+        found = _CELL_FRAME.search(line) if line.startswith(_FRAME) else None
+        shown.append(line if found is None else _CELL_FRAME.sub(r"of the cell, line \1", line))
+        if found is not None:
+            return "\n".join(shown[:20]), int(found[1])
     return "\n".join(shown[:20]), None

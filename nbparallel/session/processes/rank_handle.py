@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import os
 import pickle
+import select
 import signal
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,10 +20,9 @@ from typing import Any
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.session.names.notebook_settings import current_settings
-from nbparallel.session.output import Decoder, TaskOutput
-from nbparallel.session.processes.event_loop import EventLoop
+from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.limits import as_start_error
 from nbparallel.session.processes.rank_death import RankDeath
-from nbparallel.session.processes.refusals import as_start_error
 from nbparallel.wire import identity
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import Completions, NamespaceReport
@@ -32,7 +35,98 @@ from nbparallel.wire.messages import (
     Stream,
     WorkingContext,
 )
-from nbparallel.wire.system import do_all
+from nbparallel.wire.system import do_all, ready
+
+
+class EventLoop:
+    """A poll loop in a daemon thread.
+
+    Notes
+    -----
+    `watch` and `call_soon` may be called from any thread, the others only from callbacks, which run in the
+    loop's thread.  While nothing is due it sleeps without a time-out: an idle session costs no CPU.
+    """
+
+    def __init__(self, name: str, on_error: Callable[[Exception], None]) -> None:
+        self._on_error = on_error
+        self._poll = select.poll()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._timers: dict[Callable[[], None], float] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        with as_start_error("an eventfd"):
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll.register(self._wake, select.POLLIN)
+
+    def start(self) -> None:
+        """Start the thread; `StartError` if the system refuses it."""
+        with as_start_error("a thread"):
+            self._thread.start()
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever `fd` is readable or at its end, instead of an earlier one."""
+        self.call_soon(lambda: self._register(fd, callback))
+
+    def _register(self, fd: int, callback: Callable[[], None]) -> None:
+        self._callbacks[fd] = callback
+        self._poll.register(fd, select.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Stop watching `fd`; only from a callback (idempotent)."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._poll.unregister(fd)
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run `function` in the loop's thread, after the callbacks that are due."""
+        self._calls.append(function)
+        os.eventfd_write(self._wake, 1)
+
+    def call_at(self, due: float, function: Callable[[], None]) -> None:
+        """Run `function` at `due` (`time.monotonic`), or earlier if it was due earlier."""
+        self._timers[function] = min(due, self._timers.get(function, due))
+
+    def _run(self) -> None:
+        while not self._stopping:
+            timeout = None
+            if self._timers:
+                timeout = max(0.0, (min(self._timers.values()) - time.monotonic()) * 1000)
+            for fd, _ in ready(self._poll, timeout):
+                if fd == self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+                else:
+                    callback = self._callbacks.get(fd)
+                    if callback is not None:
+                        self._guard(callback)
+            while self._calls:
+                self._guard(self._calls.popleft())
+            now = time.monotonic()
+            for function in [function for function, due in self._timers.items() if due <= now]:
+                del self._timers[function]
+                self._guard(function)
+
+    def _guard(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception as error:  # noqa: BLE001  one bad callback must not end the thread: all would hang
+            self._on_error(error)
+
+    def stop(self) -> None:
+        """End the thread and wait for it (idempotent)."""
+        if self._stopping:
+            return
+
+        def end() -> None:
+            self._stopping = True
+
+        if self._thread.is_alive():
+            self.call_soon(end)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+        self._stopping = True
+        os.close(self._wake)
+
 
 COALESCE_SECONDS = 0.05
 """Shortest time between two pieces of text: a print loop must not flood the front end."""
@@ -95,40 +189,41 @@ class RankHandle:
         self.channel = Channel(mine)
         self.stderr_tail = ""
         self._pipes = {"stdout": out_read, "stderr": err_read}
-        self._decoders = {"stdout": Decoder(), "stderr": Decoder()}
+        new_decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {name: new_decoder("backslashreplace") for name in self._pipes}
         self._pending: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._flushed = 0.0
-        self._theirs: list[int] = [theirs.detach(), out_write, err_write]
+        self.rank_ends: list[int] = [theirs.detach(), out_write, err_write]
+        """The rank's ends: socket, stdout, stderr; to be closed with `close_theirs` when they are sent."""
         for name, fd in self._pipes.items():
             os.set_blocking(fd, False)
             event_loop.watch(fd, lambda name=name: self._on_pipe(name))  # type: ignore[misc]
         event_loop.watch(self.channel.fileno(), self._on_socket)
 
-    def rank_ends(self) -> list[int]:
-        """Return the rank's ends (socket, stdout, stderr); call `close_theirs` when they are sent."""
-        return self._theirs
-
     def close_theirs(self) -> None:
         """Close the rank's ends here."""
-        while self._theirs:
-            os.close(self._theirs.pop())
+        while self.rank_ends:
+            os.close(self.rank_ends.pop())
 
     # the event loop's thread --------------------------------------------------------------------------------
 
     def _on_pipe(self, name: str) -> None:
         self._on_socket()  # a frame that is there was sent before these bytes were written (engine/output.py)
-        fd = self._pipes.get(name)
-        if fd is None:
-            return
+        self._read(name)
+
+    def _read(self, name: str) -> bool:
+        """Take what a pipe holds, at most its capacity; return whether there may be more."""
+        if (fd := self._pipes.get(name)) is None:
+            return False
         try:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
-            return
-        text = self._decoders[name].feed(data, final=not data)
-        if text:
+            return False
+        if text := self._decoders[name].decode(data, not data):
             self._take(name, text)
         if not data:
             self._close_pipe(name)
+        return bool(data)
 
     def _take(self, name: str, text: str) -> None:
         if name == "stderr":
@@ -199,31 +294,20 @@ class RankHandle:
             self._post(self, message)
         elif isinstance(message, NamespaceReport | Completions):
             self._on_report(self.rank, message)
-        elif isinstance(message, Display):
+        elif isinstance(message, Display | Stream):
             output = self._output_of(message.number)
-            if output is not None:
+            if output is not None and isinstance(message, Display):
                 output.display(self.rank, message)
-        elif isinstance(message, Stream):
-            output = self._output_of(message.number)
-            if output is not None:
+            elif output is not None and isinstance(message, Stream):
                 output.stream(self.rank, message.name, message.text)
         else:
             raise ProtocolError(f"a {frame.kind.name} frame with a {type(message).__name__}")
 
     def _drain_pipes(self) -> None:
         """Read what both pipes hold, so that an outcome or a death comes after all output of its task."""
-        for name, fd in list(self._pipes.items()):
-            while True:
-                try:
-                    data = os.read(fd, READ_BYTES)
-                except BlockingIOError:
-                    break
-                if not data:
-                    self._close_pipe(name)
-                    break
-                text = self._decoders[name].feed(data)
-                if text:
-                    self._take(name, text)
+        for name in list(self._pipes):
+            while self._read(name):
+                pass
         self.flush()
 
     def _close_pipe(self, name: str) -> None:
@@ -282,10 +366,7 @@ class RankHandle:
 
     def leave(self) -> None:
         """Ask an idle rank to exit."""
-        try:
-            self.channel.send(Kind.EXIT, abandon=lambda: True)
-        except ChannelClosedError:
-            pass
+        self.offer(Kind.EXIT, None)
 
     def signal(self, number: int) -> None:
         """Signal exactly this process, never another one with a reused pid (pidfd_send_signal(2))."""

@@ -33,16 +33,13 @@ from nbparallel.errors import (
 )
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.event_loop import EventLoop
-from nbparallel.session.processes.launch import SupervisorLaunch, free_port
-from nbparallel.session.processes.limits import usable_cpus
-from nbparallel.session.processes.memory_reclaim import MemoryReclaimer
-from nbparallel.session.processes.process_context import has_magics, notebook_colors
-from nbparallel.session.processes.queries import RankQueries
+from nbparallel.session.processes.launch import SupervisorLaunch, free_port, has_magics, notebook_colors
+from nbparallel.session.processes.limits import as_start_error, start_error, usable_cpus
 from nbparallel.session.processes.rank_death import RankDeath
-from nbparallel.session.processes.rank_handle import RankHandle, working_context
-from nbparallel.session.processes.refusals import as_start_error, start_error
-from nbparallel.session.processes.supervisor_client import SupervisorClient
+from nbparallel.session.processes.rank_handle import EventLoop, RankHandle, working_context
+from nbparallel.session.processes.supervisor_client import RankQueries, SupervisorClient
+from nbparallel.sharing import Store
+from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import ABANDONED_ENTRIES, keep_locks
@@ -51,6 +48,54 @@ from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
 from nbparallel.wire.system import do_all, ready
 from nbparallel.wire.units import size_text
+
+# Memory reclaim: unused memory is returned to the system while the notebook or script is idle.
+
+PAUSE_SECONDS = 0.05
+"""Shortest time between two reads of the supervisor's notices; no thread waits for them."""
+
+
+class MemoryReclaimer:
+    """Handles notices of released segments and trims the memory pool, in the event loop's thread.
+
+    Parameters
+    ----------
+    fd : int
+        Readable when there is a notice about this process's segments.
+
+    Notes
+    -----
+    It never blocks on a thread that uses the store, and sleeps while nothing is due.
+    """
+
+    def __init__(self, event_loop: EventLoop, store: Store, broker: SegmentBroker, fd: int) -> None:
+        self._event_loop, self._store, self._broker, self._fd = event_loop, store, broker, fd
+        event_loop.watch(fd, self._on_notice)
+        store.pool.on_first.append(self._on_pooled)
+
+    def close(self) -> None:
+        """Stop; the event loop still runs."""
+        if self._on_pooled in self._store.pool.on_first:
+            self._store.pool.on_first.remove(self._on_pooled)
+
+    def _on_pooled(self) -> None:
+        self._event_loop.call_soon(self._reclaim)
+
+    def _on_notice(self) -> None:
+        # It stays readable while another thread is about to read it.
+        self._event_loop.unwatch(self._fd)
+        self._event_loop.call_at(time.monotonic() + PAUSE_SECONDS, self._watch)
+        self._reclaim()
+
+    def _watch(self) -> None:
+        if self._store.connected(self._broker):
+            self._event_loop.watch(self._fd, self._on_notice)
+
+    def _reclaim(self) -> None:
+        seconds = self._store.tend()
+        if seconds is not None:
+            self._event_loop.call_at(time.monotonic() + seconds, self._reclaim)
+
 
 START_SECONDS = 60.0
 """Generous bound for the start of ranks; a death or a failure is seen immediately."""
@@ -233,18 +278,7 @@ class RankPool:
             on_report=self.queries.take,
             end=self.supervisor.kill,
         )
-        configure = self._configure(rank, client, world_size)
-        handle.sent_context = configure.place
-        if rank in self.ranks:
-            self.handle(rank).close_later()
-            self.handles[rank - self._first] = handle
-        else:
-            self.handles.append(handle)
-        handle.send(Kind.CONFIGURE, configure)
-        self.supervisor.spawn(handle)
-
-    def _configure(self, rank: int, client: int, world_size: int) -> Configure:
-        return Configure(
+        configure = Configure(
             session=self.session,
             rank=rank,
             world_size=world_size,
@@ -258,6 +292,14 @@ class RankPool:
             notebook=os.getpid(),
             hosts=self.hosts,
         )
+        handle.sent_context = configure.place
+        if rank in self.ranks:
+            self.handle(rank).close_later()
+            self.handles[rank - self._first] = handle
+        else:
+            self.handles.append(handle)
+        handle.send(Kind.CONFIGURE, configure)
+        self.supervisor.spawn(handle)
 
     def _refuse_other_versions(self, handles: list[RankHandle]) -> None:
         """End ranks that were started after something was installed over what this process runs."""

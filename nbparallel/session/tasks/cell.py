@@ -20,21 +20,16 @@ MOST_COMPILED = 64
 ON_ERROR = ("stop", "continue")
 
 
-@lru_cache(maxsize=1)
-def _transformer() -> Any:
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    manager: Any = TransformerManager  # IPython's class has no annotations
-    return manager()
-
-
 @lru_cache(maxsize=MOST_COMPILED)
 def compile_cell(text: str) -> None:
     """Compile a cell once: a magic checks it before it starts ranks, and the session checks it again."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    manager: Any = TransformerManager  # IPython's class has no annotations
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the ranks warn
         # as a whole: `return` outside of a function is no mistake of the grammar
-        code = _transformer().transform_cell(text)
+        code = manager().transform_cell(text)
         compile(code, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 

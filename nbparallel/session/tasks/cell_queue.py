@@ -1,31 +1,157 @@
-"""Cells in flight: one on the ranks, others that wait for their turn, each for the one before it."""
+"""Cells in flight: one on the ranks, others that wait in a line for their turn."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import threading
-import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from nbparallel.errors import BusyError
-from nbparallel.session.interrupts import InterruptCounter
+from nbparallel.errors import BusyError, NbParallelError
+from nbparallel.session.interrupts import InterruptCounter, SessionLock
 from nbparallel.session.names.delivery import GatheredNames
 from nbparallel.session.output import OutputSink, TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
+from nbparallel.session.processes.limits import as_start_error
 from nbparallel.session.results import CellResult
-from nbparallel.session.session_lock import SessionLock
 from nbparallel.session.tasks.cell import CellOptions, check_cell, select_ranks
 from nbparallel.session.tasks.dispatch import TaskDispatcher
-from nbparallel.session.tasks.pending_cell import PendingCell
 from nbparallel.session.tasks.task_run import TaskRun
 
+__tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
+
+
+class PendingCell:
+    """A cell that runs in the background, with the methods of `concurrent.futures.Future`.
+
+    A thread waits for the ranks; it ends with the cell.
+    """
+
+    def __init__(
+        self,
+        finish: Callable[[], CellResult],
+        interrupts: InterruptCounter,
+        release: Callable[[InterruptCounter], None],
+        output: TaskOutput | None,
+    ) -> None:
+        self._finish: Callable[[], CellResult] | None = finish
+        self._interrupts, self._release, self._output = interrupts, release, output
+        self._callbacks: list[Callable[[PendingCell], None]] = []
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._result: CellResult | None = None
+        self._error: BaseException | None = None
+        # Daemonic: at the end of the program the session is stopped, which ends the cell.
+        self._thread = threading.Thread(target=self._run, name="nbparallel-pending", daemon=True)
+        interrupts.handed_over = True
+        try:
+            with as_start_error("a thread that waits for the cell"):
+                self._thread.start()
+        except BaseException:  # without it the cell must not run either
+            interrupts.handed_over = False
+            interrupts.add()
+            with contextlib.suppress(KeyboardInterrupt, NbParallelError):
+                finish()
+            raise
+
+    def _run(self) -> None:
+        finish, self._finish = self._finish, None  # a handle can be kept, and keeps nothing but the result
+        assert finish is not None, "the thread runs once"
+        try:
+            self._result = finish()
+        except BaseException as error:  # noqa: BLE001  `result` raises it
+            self._error = error.with_traceback(None)
+        finally:
+            del finish  # before a waiting thread goes on: it holds the run, or names of the notebook
+            self._release(self._interrupts)
+            self._interrupts.wake = lambda: None
+            with self._lock:
+                self._ended.set()
+                callbacks, self._callbacks = self._callbacks, []
+            for callback in callbacks:
+                self._call(callback)
+
+    def _call(self, callback: Callable[[PendingCell], None]) -> None:
+        """Call a callback; what it raises is shown, as a thread's is, and stops no other."""
+        try:
+            callback(self)
+        except Exception as error:  # noqa: BLE001  whatever the user's code raises
+            hooked = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hooked))
+
+    @property
+    def state(self) -> str:
+        """``queued``, ``running``, ``done``, ``failed`` or ``cancelled``."""
+        if not self._ended.is_set():
+            return "queued" if self._output is None else "running"
+        if self._error is None:
+            return "done"
+        return "cancelled" if isinstance(self._error, KeyboardInterrupt) else "failed"
+
+    def done(self) -> bool:
+        """Return whether every rank has ended the cell."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the cell has ended, at most `timeout` seconds; return whether it has."""
+        return self._ended.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> CellResult:
+        """Wait for the cell and return its result, or raise what `Session.run` would have raised.
+
+        Raises
+        ------
+        TimeoutError
+            The cell still runs after `timeout` seconds; it is not interrupted.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error.with_traceback(None)
+        assert self._result is not None, "it has ended without an error"
+        return self._result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the cell and return what `result` would raise, None if nothing; errors as `result`."""
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"the cell still runs after {timeout:g} s; it goes on")
+        return self._error
+
+    def cancel(self) -> bool:
+        """Interrupt the cell as the notebook's stop button does; return False if it has ended.
+
+        Does not wait.  A second call names the ranks that do not answer, a third one kills them.
+        """
+        if self._ended.is_set():
+            return False
+        self._interrupts.add()
+        return True
+
+    def stdout(self, rank: int) -> str:
+        """Return what a rank has printed so far, or in all."""
+        if self._result is not None:
+            return self._result.ranks[rank].stdout if rank in self._result.ranks else ""
+        result = getattr(self._error, "result", None)
+        if result is not None:
+            return str(result.ranks[rank].stdout) if rank in result.ranks else ""
+        return "" if self._output is None else self._output.text(rank, "stdout")
+
+    def add_done_callback(self, function: Callable[[PendingCell], None]) -> None:
+        """Call ``function(self)`` when the cell has ended, in another thread; now, if it has."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(function)
+                return
+        self._call(function)
+
+    def __repr__(self) -> str:
+        return f"<PendingCell, {self.state}>"
+
+
 LONGEST_WAIT = 1.0
-"""Seconds between two looks whether the cell before has ended, which ends the wait by itself."""
-BUSY_SECONDS = 0.02
-"""Between two looks whether something has ended that is no cell of the queue, such as `Session.call`."""
+"""Seconds between two looks whether the ranks are free, which is notified."""
 
 
 class _Launch(Protocol):
@@ -40,43 +166,31 @@ class _Launch(Protocol):
 
 
 class QueuedCell(PendingCell):
-    """A cell that begins when the one before it has ended; its thread waits for that first.
+    """A cell that begins when the ranks are free and it is the first in `line`; its thread waits for that.
 
     Parameters
     ----------
-    before : PendingCell or None
-        None: something else has the ranks.
+    line : deque of QueuedCell
+        Cells that have not begun, in order; this one is added.
     sink : OutputSink, TaskOutput or None
         Its `finish` is called if the cell is cancelled before it begins.
     """
 
     def __init__(
         self,
-        before: PendingCell | None,
+        line: deque[QueuedCell],
         session_lock: SessionLock,
         launch: Callable[[InterruptCounter], TaskRun],
         finish: Callable[[TaskRun, InterruptCounter], CellResult],
         sink: OutputSink | TaskOutput | None,
     ) -> None:
-        self._before, self._session_lock, self._sink = before, session_lock, sink
+        self._line, self._session_lock, self._sink = line, session_lock, sink
         self._nudge = threading.Event()
+        self.look_again = self._nudge.set
         interrupts = InterruptCounter()
         interrupts.wake = self._nudge.set
+        line.append(self)
         super().__init__(partial(self._run_in_turn, launch, finish), interrupts, lambda _: None, None)
-        if before is not None:
-            before.precede(self._on_end)
-
-    @property
-    def waits_for(self) -> PendingCell | None:
-        """The cell before this one, until that has ended."""
-        return self._before
-
-    def _on_end(self, before: PendingCell) -> None:
-        """Go on; behind a cell that was cancelled while it waited, wait for what that one waited for."""
-        self._before = further = before.waits_for
-        if further is not None:
-            further.precede(self._on_end)
-        self._nudge.set()
 
     def _run_in_turn(
         self,
@@ -90,6 +204,9 @@ class QueuedCell(PendingCell):
                 if self._sink is not None:
                     self._sink.finish()  # it never began
                 raise
+            finally:
+                self._line.remove(self)
+                nudge_first(self._line)
             run = launch(interrupts)
             self._output = run.output
             return finish(run, interrupts)
@@ -98,19 +215,22 @@ class QueuedCell(PendingCell):
         """Wait until the ranks are free, and take them; an interrupt that comes before raises."""
         while True:
             self._interrupts.check()
-            if self._before is not None:  # `_on_end` forgets it: its result is its own
-                self._nudge.wait(LONGEST_WAIT)
-                self._nudge.clear()
-                continue
-            try:
-                interrupts = turn.enter_context(self._session_lock.hold())
-            except BusyError:
-                self._nudge.wait(BUSY_SECONDS)
-                continue
-            self._interrupts.wake = interrupts.add
-            if self._interrupts.count > interrupts.count:  # it came in this moment
-                interrupts.add()
-            return interrupts
+            if self._line[0] is self:
+                with contextlib.suppress(BusyError):
+                    interrupts = turn.enter_context(self._session_lock.hold())
+                    break
+            self._nudge.wait(LONGEST_WAIT)
+            self._nudge.clear()
+        self._interrupts.wake = interrupts.add
+        if self._interrupts.count > interrupts.count:  # it came in this moment
+            interrupts.add()
+        return interrupts
+
+
+def nudge_first(line: deque[QueuedCell]) -> None:
+    """Have the first cell that waits look whether the ranks are free."""
+    with contextlib.suppress(IndexError):  # there is none
+        line[0].look_again()
 
 
 class CellQueue:
@@ -138,8 +258,7 @@ class CellQueue:
     ) -> None:
         self._session_lock, self._tasks, self._ranks = session_lock, tasks, ranks
         self._launch, self._finish = launch, finish
-        self._last: weakref.ref[PendingCell] | None = None
-        """The cell that was submitted last; it lives while it, or what it waits for, has not ended."""
+        self._line = deque[QueuedCell]()
 
     def submit(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, *, queue: bool
@@ -147,11 +266,10 @@ class CellQueue:
         """Start a cell, or put it behind those that were submitted before it; raises as `Session.submit`."""
         made: list[PendingCell] = []
         try:
-            if queue and (self._unfinished() is not None or self._session_lock.held):
+            if queue and (self._line or self._session_lock.held):
                 self._put_behind(cell, ranks, options, made)
             else:
                 self._start(cell, ranks, options, made)
-            self._last = weakref.ref(made[0])
             return made[0]
         except BaseException:
             for pending in made:  # an interrupt at the very end, and no caller has the cell
@@ -174,6 +292,7 @@ class CellQueue:
                 "a cell that waits for its turn cannot share arrays, because they may have to be moved: "
                 "%share them before, or leave out --queue"
             )
+        self._session_lock.on_release = partial(nudge_first, self._line)
         with InterruptCounter():
             check_cell(cell, options)
             names = self._tasks.gather(cell, options, select_ranks(ranks, self._ranks.world_size))
@@ -181,12 +300,4 @@ class CellQueue:
             launch = partial(
                 contextvars.copy_context().run, launch
             )  # numpy's and decimal's settings are there
-            made.append(
-                QueuedCell(self._unfinished(), self._session_lock, launch, self._finish, options.sink)
-            )
-
-    def _unfinished(self) -> PendingCell | None:
-        last = None if self._last is None else self._last()
-        while last is not None and last.done():
-            last = last.waits_for
-        return last
+            made.append(QueuedCell(self._line, self._session_lock, launch, self._finish, options.sink))

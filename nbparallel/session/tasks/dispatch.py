@@ -5,27 +5,47 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
 
 from nbparallel import sharing
-from nbparallel.errors import ChannelClosedError, NbParallelError, SupervisorDiedError, rank_list
+from nbparallel.errors import (
+    ChannelClosedError,
+    NbParallelError,
+    SupervisorDiedError,
+    UnpicklableError,
+    rank_list,
+)
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery, Preparation
+from nbparallel.session.names.encoding import dump
 from nbparallel.session.output import OutputSink, TaskOutput
 from nbparallel.session.processes.rank_handle import RankHandle, send_working_context
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.results import CellClock, CellRecord, CellResult
+from nbparallel.session.results import CellClock, CellRecord, CellResult, RankValues, RemoteValue
 from nbparallel.session.tasks import outcomes
 from nbparallel.session.tasks.cell import CellOptions
+from nbparallel.session.tasks.outcomes import UnreceivedMessages
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
-from nbparallel.session.tasks.unreceived_messages import UnreceivedMessages
+from nbparallel.sharing.memory.mapping import Files
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.messages import CellTask, NamesTask, Task, runs_user_code
+from nbparallel.wire.messages import (
+    CallTask,
+    CellTask,
+    DrawTask,
+    NamesTask,
+    PullTask,
+    PushTask,
+    Task,
+    runs_user_code,
+)
 from nbparallel.wire.units import size_text
 
 MOST_OUTPUTS = 200
@@ -206,7 +226,7 @@ class TaskDispatcher:
 
     def finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         """Wait for all ranks of a task and return its result, or raise as `outcomes.raise_if_failed`."""
-        ending = outcomes.SUCCESS
+        ending: dict[str, Any] = {"phase": "finished"}
         try:
             return self._finish(run, interrupts)
         except BaseException as error:
@@ -217,10 +237,7 @@ class TaskDispatcher:
             if run in self._sent and (interrupts.handed_over or not run.running):
                 self._sent.remove(run)
             if runs_user_code(run.task):
-                self.clock = replace(
-                    self.clock, ended_ns=run.ended_ns, phase=ending.phase, failed_rank=ending.rank,
-                    failed_line=ending.line, failed_between=ending.between,
-                )  # fmt: skip
+                self.clock = replace(self.clock, ended_ns=run.ended_ns, **ending)
 
     def await_ranks(self, run: TaskRun, interrupts: InterruptCounter) -> None:
         """Wait for all ranks of a task, and show what is to be noted."""
@@ -364,3 +381,64 @@ def _holding_text(holding: Mapping[int, Sequence[str]]) -> str:
         f"({'; '.join(parts)}): delete them with {' and '.join(lines)}, or use -r, without -n, "
         "to run on fewer ranks"
     )
+
+
+# Tasks that run no cell: call a function, take the values of a variable, assign variables.
+#
+# What a cell shows last is shown as text if it cannot travel, and a line says so.  A caller that asked for
+# values alone gets them all, or an error: a text in the place of one would be found much later, if at all.
+
+
+def call_task(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> TaskFactory:
+    """Return what makes the task of `Session.call`."""
+    called = partial(function, **kwargs) if kwargs else function
+
+    def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
+        parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
+        parts |= {f"argument {name!r}": value for name, value in kwargs.items()}
+        pickled = dump((called, args), parts, pool.supervisor.broker, pool.store)
+        return CallTask(number, ranks, (), True, None, pickled.data), pickled
+
+    return make
+
+
+def pull_task(name: str) -> TaskFactory:
+    """Return what makes the task of `Session.pull`."""
+    return lambda _, number, ranks: (PullTask(number, ranks, (), True, None, name), None)
+
+
+def draw_task(names: tuple[str, ...]) -> TaskFactory:
+    """Return what makes the task of `Session.draw`."""
+    return lambda _, number, ranks: (DrawTask(number, ranks, (), False, None, names), None)
+
+
+def push_task(values: Mapping[str, Any]) -> TaskFactory:
+    """Return what makes the task of `Session.push`."""
+
+    def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
+        pickled = dump(values, values, pool.supervisor.broker, pool.store, Files.PRIVATE)
+        return PushTask(number, ranks, (), False, None, pickled.data), pickled
+
+    return make
+
+
+def all_values(result: CellResult, what: str) -> RankValues:
+    """Return the values of `what`, of all ranks.
+
+    Raises
+    ------
+    UnpicklableError
+        Some cannot travel; the error's `result` has the others.
+    FileDescriptorLimitError, SharedMemoryFullError
+        This process lacks what it needs to receive them.
+    """
+    stayed = [value for value in result.values if isinstance(value, RemoteValue)]
+    if stayed:
+        reason = stayed[0].reason
+        ranks = rank_list(value.rank for value in stayed if value.reason == reason)
+        error = stayed[0].error or UnpicklableError(f"{what} stayed on {ranks}: {reason}")
+        error.result = result  # type: ignore[attr-defined]  # as `ParallelError.result`
+        raise error
+    return result.values

@@ -14,7 +14,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import ForkedRankError, NbParallelError, PeerFailedError
-from nbparallel.session.tasks.escalation import REPEAT_SECONDS
+from nbparallel.session.tasks.task_run import REPEAT_SECONDS
 from tests.harness.ranks import Running, context_of
 
 SIZES = {"8 B": 1, "64 KiB": 8192, "16 MiB": 2 << 20}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.session.tasks import escalation
+from nbparallel.session.tasks import task_run
 from nbparallel.testing.waiting import wait_until
 from tests.harness.turns import Promised
 
@@ -115,7 +115,7 @@ def test_f22_the_limit_of_the_kill_counts_no_import(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank whose interrupt waits for an import lives, and its traceback ends at the cell's line."""
-    monkeypatch.setattr(escalation, "KILL_SECONDS", 1.0)
+    monkeypatch.setattr(task_run, "KILL_SECONDS", 1.0)
     (tmp_path / "takes_long.py").write_text("import time\nfor _ in range(4): time.sleep(0.5)\n")
     session.run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nkept = 1")
     pending = session.submit("import takes_long\nwhile True: pass")
@@ -147,7 +147,7 @@ def test_f22_a_report_that_is_under_way_is_an_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error that takes long to say what it is does not cost the rank."""
-    monkeypatch.setattr(escalation, "KILL_SECONDS", 1.0)
+    monkeypatch.setattr(task_run, "KILL_SECONDS", 1.0)
     session.run(
         "import time\nkept = 1\nclass Slow(Exception):\n    def __str__(self):\n"
         "        time.sleep(0.6)\n        return 'slow'"

@@ -15,14 +15,12 @@ from nbparallel.session import Session
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes import supervisor_client as supervisor_processes
-from nbparallel.session.processes.event_loop import EventLoop
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import EventLoop, RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.testing.processes import family
-from nbparallel_magics.configuration import NbParallel
-from nbparallel_magics.prestart import PrestartedSupervisor
+from nbparallel_magics.state import NbParallel, PrestartedSupervisor
 
 START = {
     "before the supervisor": (SupervisorLaunch, "__init__"),

@@ -20,15 +20,15 @@ from typing import Any
 import pytest
 
 from nbparallel.errors import BusyError, ClosedError
-from nbparallel.session import Session, interrupts, session_lock
+from nbparallel.session import Session, interrupts
 from nbparallel.session import session as sessions
-from nbparallel.session.processes import elastic_pool, queries
-from nbparallel.session.tasks import pending_cell
+from nbparallel.session.processes import elastic_pool, supervisor_client
+from nbparallel.session.tasks import cell_queue
 from nbparallel.testing.processes import family
 from nbparallel.testing.waiting import wait_until
 from tests.faults.interrupts.instruction_signals import InstructionSignals
 
-MODULES = (contextlib, elastic_pool, interrupts, pending_cell, queries, session_lock, sessions)
+MODULES = (contextlib, elastic_pool, interrupts, cell_queue, supervisor_client, sessions)
 FILES = {module.__file__ for module in MODULES}
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.layout import Screen
 from nbparallel_magics.output.publisher import KernelPublisher, NotebookOutput, PlainPublisher
-from nbparallel_magics.output.screen import Screen
 
 
 class Kernel:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbparallel_magics.output.screen import Screen, moves_cursor
+from nbparallel_magics.output.layout import Screen, moves_cursor
 
 UP = "\x1b[A"
 DRAWN = {

@@ -9,7 +9,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
-from nbparallel.session.monitoring.process_memory import ProcessMemory, read_memory
+from nbparallel.session.monitoring.activity import ProcessMemory, read_memory
 
 MIB = 1 << 20
 

@@ -18,7 +18,7 @@ import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.diagnostics.doctor import examine
 from nbparallel.session.monitoring.segments import gather
-from nbparallel.session.processes.queries import LedgerQuery
+from nbparallel.session.processes.supervisor_client import LedgerQuery
 from nbparallel.sharing import SegmentStatistics
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import LedgerRow, pack_report

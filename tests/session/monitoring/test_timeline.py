@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import json
 
-from nbparallel.session.monitoring.chrome_trace import trace
-from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING, Timeline, build_timeline
+from nbparallel.session.monitoring.timeline import (
+    COMPUTING,
+    MOVING,
+    WAITING,
+    Timeline,
+    build_timeline,
+    chrome_trace,
+)
 from nbparallel.session.results import CellRecord
 from nbparallel.wire.timeline import Noted, RankTimeline
 
@@ -115,7 +121,7 @@ def test_trace_events() -> None:
         notes(2, operation("all_reduce", 50, 60, number=1)),
         died={1: "was killed by SIGKILL"},
     )
-    made = json.loads(json.dumps(trace(found)))
+    made = json.loads(json.dumps(chrome_trace(found)))
     events = made["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert set(names.values()) == {"rank 0", "rank 1 (was killed by SIGKILL)", "rank 2"}

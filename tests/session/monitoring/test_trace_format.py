@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.session.monitoring.chrome_trace import trace
-from nbparallel.session.monitoring.timeline import RankRow, Span, Timeline
+from nbparallel.session.monitoring.timeline import RankRow, Span, Timeline, chrome_trace
 
 METADATA = {
     "process_name": {"name": str},
@@ -65,7 +64,7 @@ def test_a_real_cell_follows_the_format() -> None:
         session.run(steps + "barrier()\nx = 1")
         seen = session.timeline()
     assert seen is not None
-    assert check(trace(seen)) > 60  # how many waited is by chance
+    assert check(chrome_trace(seen)) > 60  # how many waited is by chance
 
 
 def test_calls_lie_in_each_other_to_the_nanosecond() -> None:
@@ -87,4 +86,4 @@ def test_calls_lie_in_each_other_to_the_nanosecond() -> None:
             ]
         row = RankRow(0, 4000, at[0], at[-1], tuple(spans), statements, 1200, 0)
         source = tuple(f"step {line}" for line in range(60))
-        assert check(trace(Timeline(number=3, source=source, rows=(row,), seconds=at[-1]))) == 600 * 5
+        assert check(chrome_trace(Timeline(number=3, source=source, rows=(row,), seconds=at[-1]))) == 600 * 5

@@ -13,7 +13,7 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.session.monitoring.who import compare
-from nbparallel.session.processes.queries import RankQueries
+from nbparallel.session.processes.supervisor_client import RankQueries
 from nbparallel.sharing.store import Store
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind

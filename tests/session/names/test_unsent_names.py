@@ -15,7 +15,7 @@ import pytest
 from nbparallel.errors import ParallelError, SegmentLostError, UnpicklableError
 from nbparallel.session import Session
 from nbparallel.session.names import cell_inputs
-from nbparallel.session.processes.process_context import notebook_colors
+from nbparallel.session.processes.launch import notebook_colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.transfer import pickling
 from nbparallel.transfer.cell_sources import source_label

@@ -56,7 +56,7 @@ class Wire:
             end=self.ended.append,
         )
         self._read = loop.callbacks[self.handle.channel.fileno()]
-        mine, *pipes = self.handle.rank_ends()
+        mine, *pipes = self.handle.rank_ends
         self.socket = socket.socket(fileno=os.dup(mine))
         self._pipes = [os.dup(pipe) for pipe in pipes]
         self.handle.close_theirs()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from nbparallel.session.results import RankTimes
-from nbparallel.session.tasks.cell_times import times_now, times_of
+from nbparallel.session.tasks.outcomes import times_now, times_of
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView, Operation, State
 from nbparallel.wire.control_layout import (

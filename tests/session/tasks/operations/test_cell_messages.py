@@ -13,7 +13,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
-from nbparallel.session.tasks import unreceived_messages
+from nbparallel.session.tasks import outcomes
 
 IN_USE = """
 from nbparallel import sharing
@@ -243,8 +243,8 @@ def test_cells_that_leave_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch, 
     def refuse(*_: object) -> None:
         raise AssertionError("this is for messages that were left")
 
-    monkeypatch.setattr(unreceived_messages, "in_ring", refuse)
-    monkeypatch.setattr(unreceived_messages.UnreceivedMessages, "settle", refuse)
+    monkeypatch.setattr(outcomes, "in_ring", refuse)
+    monkeypatch.setattr(outcomes.UnreceivedMessages, "settle", refuse)
     x = nbp.share(np.zeros(100_000))
     three_ranks.run("pass")
     code = """
