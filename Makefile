@@ -19,7 +19,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*##/make \1 -/p' $(MAKEFILE_LIST)
 
 demo: $(VENV)/ready  ## run the first notebook in a real kernel and print what it shows
-	@$(BIN)/python notebooks/run.py notebooks/01-hello-ranks.ipynb
+	@$(BIN)/python notebooks/tools/run.py notebooks/01-hello-ranks.ipynb
 
 test: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## the quick tests, before each commit: under five minutes
 	@$(PYTEST) -m "not stress" --tier quick $(SIDE_BY_SIDE) --ignore=tests/widgets/lab $(ARGS)

@@ -7,13 +7,17 @@ Marks that the rules look for
   That cell asserts nothing, or a student reads the answer below the question; a later cell asserts it.
 * A planned mistake is a code cell with the tag ``raises-exception`` and ``nbparallel.raises`` in its
   metadata: the class that the cell raises, or that a rank raises in it.
-* An exercise is four cells in a row, with the tags ``exercise`` (text), ``start`` (code that runs as it is),
-  ``solution`` (collapsed) and ``check`` (asserts).
+* An exercise is three cells in a row, with the tags ``exercise`` (text that begins with number and title),
+  ``start`` (code that runs as it is) and ``check`` (asserts).  A notebook of the same name in ``solutions/``
+  has a cell for each exercise.
+* The answer to a question stands below the cells that show it: nothing is folded.
+* Every ``assert`` says what is wrong.
 * The key points are a text cell that begins with ``## Key points``: three of them.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,7 +28,9 @@ import nbformat
 MAX_CELLS, MAX_LINES, MAX_COLUMNS = 20, 12, 76
 HEAD = ("**You will do**", "**You will learn**", "**You need**")
 QUESTION = "**What will happen?**"
-EXERCISE = ("exercise", "start", "solution", "check")
+EXERCISE = ("exercise", "start", "check")
+CHECK = ["check", "raises-exception", "remove-output"]
+"""Run All goes on behind a check that fails; the site does not show that it does."""
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -82,12 +88,14 @@ def _sizes(notebook: Any) -> Iterator[str]:
 
 
 def _questions(notebook: Any) -> Iterator[str]:
-    asked = [after for cell, after in pairwise(notebook.cells) if QUESTION in cell.source]
+    asked = [(cell, after) for cell, after in pairwise(notebook.cells) if QUESTION in cell.source]
     if len(asked) < 2:
         yield f"{len(asked)} questions {QUESTION}, less than 2"
-    if any(after.cell_type != "code" for after in asked):
+    if any(after.cell_type != "code" for _, after in asked):
         yield f"after {QUESTION} comes no code cell that answers it"
-    for after in asked:
+    for before, after in asked:
+        if "<details>" in before.source:
+            yield f"the answer stands above the cell that shows it: {before.source!r}"
         if after.cell_type == "code" and re.search(r"^\s*assert\b", after.source, re.MULTILINE):
             yield f"a question's cell gives the answer away: assert it in a later one: {after.source!r}"
 
@@ -97,6 +105,8 @@ def _mistake(notebook: Any) -> Iterator[str]:
     if not planned:
         yield "no planned mistake (tag raises-exception)"
     for cell in _code(notebook):
+        if "check" in tags(cell):
+            continue  # fails until the exercise is done; what comes after it runs all the same
         named = bool(re.fullmatch(r"\w+", cell.metadata.get("nbparallel", {}).get("raises", "")))
         if named != ("raises-exception" in tags(cell)):
             yield f"tag raises-exception and metadata nbparallel.raises go together: {cell.source!r}"
@@ -107,19 +117,36 @@ def _exercises(notebook: Any) -> Iterator[str]:
     begins = [index for index, (part, _) in enumerate(parts) if part == {"exercise"}]
     if not 2 <= len(begins) <= 3:
         yield f"{len(begins)} exercises, not 2 or 3"
-    for index in begins:
-        if [part for part, _ in parts[index : index + 4]] != [{name} for name in EXERCISE]:
-            yield f"exercise {begins.index(index) + 1} is not four cells with the tags {EXERCISE}"
-    if sum(bool(part) for part, _ in parts) != 4 * len(begins):
+    for number, index in enumerate(begins, 1):
+        if [part for part, _ in parts[index : index + 3]] != [{name} for name in EXERCISE]:
+            yield f"exercise {number} is not three cells with the tags {EXERCISE}"
+        if not re.search(rf"^\*\*{number}\. ", parts[index][1].source, re.MULTILINE):
+            yield f"exercise {number} does not begin with its number and title"
+    if sum(bool(part) for part, _ in parts) != 3 * len(begins):
         yield "a part of an exercise stands alone"
     for part, cell in parts:
         if part and (cell.cell_type == "markdown") != (part == {"exercise"}):
             yield f"the text of an exercise is text, the rest code: {cell.source!r}"
-        hidden = "hide-input" in tags(cell) and cell.metadata.get("jupyter", {}).get("source_hidden") is True
-        if hidden != (part == {"solution"}):
-            yield f"solutions, and only those, are hidden (hide-input, source_hidden): {cell.source!r}"
         if part == {"check"} and "assert" not in cell.source:
             yield f"a check asserts nothing: {cell.source!r}"
+        if part == {"check"} and tags(cell) != CHECK:
+            yield f"a check has other tags than {CHECK}: {cell.source!r}"
+
+
+def _messages(notebook: Any) -> Iterator[str]:
+    for cell in _code(notebook):
+        for node in ast.walk(ast.parse(_without_magics(cell.source))):
+            if isinstance(node, ast.Assert) and node.msg is None:
+                yield f"an assert does not say what is wrong: {ast.unparse(node)!r}"
+
+
+def _without_magics(source: str) -> str:
+    """Return a cell's Python, with what a `%parallel` in one line asserts."""
+    lines = []
+    for line in source.splitlines():
+        code = re.sub(r"^(\s*)%parallel (?=assert)", r"\1", line)
+        lines.append(re.sub(r"^(\s*)(?:\w+ = )?%.*", r"\1pass", code))
+    return "\n".join(lines)
 
 
 def _end(notebook: Any) -> Iterator[str]:
@@ -138,4 +165,4 @@ def _claims(notebook: Any) -> Iterator[str]:
         yield "the lesson asserts nothing that it claims"
 
 
-RULES = (_format, _head, _sizes, _questions, _mistake, _exercises, _end, _claims)
+RULES = (_format, _head, _sizes, _questions, _mistake, _exercises, _messages, _end, _claims)

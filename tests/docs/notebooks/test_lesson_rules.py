@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.docs.notebooks.lesson_rules import problems
+from tests.docs.notebooks.lesson_rules import problems, tags
 from tests.docs.test_words import offences
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,6 +21,20 @@ LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([\w-]+))?\)")
 def test_a_notebook_keeps_the_rules(path: Path) -> None:
     """Head, lengths, questions, mistake, exercises, key points; no outputs in git."""
     assert not (found := problems(nbformat.read(path, as_version=4))), "\n".join(found)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_exercise_has_a_solution(path: Path) -> None:
+    """The notebook of solutions has a heading and a cell for each exercise, in their order."""
+    lesson_cells = nbformat.read(path, as_version=4).cells
+    titles = [
+        re.search(r"^\*\*(\d\. .+?)\.?\*\*", cell.source, re.MULTILINE)
+        for cell in lesson_cells
+        if "exercise" in tags(cell)
+    ]
+    solutions = nbformat.read(path.parent / "solutions" / path.name, as_version=4).cells[1:]
+    assert [cell.source.lstrip("# ") for cell in solutions[::2]] == [found and found[1] for found in titles]
+    assert all("solution" in tags(cell) for cell in solutions[1::2])
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -19,6 +19,7 @@ import pytest
 
 from nbparallel.testing.waiting import wait_until
 from tests.docs.notebooks.lesson_rules import tags
+from tests.docs.notebooks.wrong_answers import WRONG
 from tests.harness.kernel.kernel_fixtures import old_ipykernel
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,6 +58,10 @@ def demo(notebook: Path, pictures: Path, path: Path | None = None) -> Run:
         temporary = Path(short) / "t"
         temporary.mkdir()
         copied = Path(shutil.copy(notebook, short))
+        given = {temporary, copied}
+        if (solutions := notebook.parent / "solutions" / notebook.name).exists():
+            (folder := Path(short) / "solutions").mkdir()
+            given |= {folder, Path(shutil.copy(solutions, folder))}
         search = [str(path)] if path else []
         environment = {
             **os.environ,
@@ -64,11 +69,17 @@ def demo(notebook: Path, pictures: Path, path: Path | None = None) -> Run:
             "TORCHINDUCTOR_CACHE_DIR": str(pictures / "torch"),  # torch's own, made by torch.optim
             "PYTHONPATH": os.pathsep.join([*search, os.environ["PYTHONPATH"]]),
         }
-        command = [sys.executable, str(ROOT / "notebooks/run.py"), str(copied), "--pictures", str(pictures)]
+        command = [
+            sys.executable,
+            str(ROOT / "notebooks/tools/run.py"),
+            str(copied),
+            "--pictures",
+            str(pictures),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
         with contextlib.suppress(AssertionError):  # a test of its own says so
-            wait_until(lambda: not _left(Path(short)) - {temporary, copied}, seconds=LEAVE_SECONDS)
-        left = _left(Path(short)) - {temporary, copied}
+            wait_until(lambda: not _left(Path(short)) - given, seconds=LEAVE_SECONDS)
+        left = _left(Path(short)) - given
     return Run(done, pictures, sorted(map(str, left)))
 
 
@@ -118,15 +129,51 @@ def test_a_notebook_keeps_its_promises_with_ipykernel_6(notebook: Path, tmp_path
 @pytest.mark.time_limit(SECONDS)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_student_s_copy_runs_as_it_is(notebook: Path, tmp_path: Path) -> None:
-    """A copy has no solution; what a student has not done yet fails in the checks, and nowhere else."""
-    script = [sys.executable, str(ROOT / "notebooks/student.py"), str(tmp_path), str(notebook)]
+    """A copy has no link to elsewhere; what is not done yet fails in the checks, and nowhere else."""
+    script = [sys.executable, str(ROOT / "notebooks/tools/student.py"), str(tmp_path), str(notebook)]
     subprocess.run(script, check=True, capture_output=True, timeout=SECONDS)
     path = tmp_path / notebook.name
-    content = nbformat.read(path, as_version=4)
-    assert not any("solution" in tags(cell) or "•••" in cell.source for cell in content.cells)
-    content.cells = [cell for cell in content.cells if "check" not in tags(cell)]
+    texts = [cell.source for cell in nbformat.read(path, as_version=4).cells]
+    assert not [text for text in texts if re.search(r"\]\((?!http|#)", text) or "solution" in text]
+    demo(path, tmp_path).check()
+
+
+@pytest.mark.slow
+@pytest.mark.matrix(cover=(), size=3)
+@pytest.mark.time_limit(SECONDS)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_wrong_answers_are_told_what_is_wrong(notebook: Path, tmp_path: Path) -> None:
+    """Each exercise refuses what students typically write, with words that say what is missing."""
+    content = nbformat.read(notebook, as_version=4)
+    parts = [cell for cell in content.cells if {"start", "check"} & set(tags(cell))]
+    exercises = list(zip(parts[::2], parts[1::2], strict=True))
+    lesson = next(i for i, cell in enumerate(content.cells) if "exercise" in tags(cell))
+    tried = []
+    for (start, check), answers in zip(exercises, WRONG[notebook.stem], strict=True):
+        assert len(answers) > 3, "the cell as it is, and three others"
+        for source, words in answers:
+            own = words.startswith("!")
+            tried.append(_raising(source or start.source, words[1:] if own else ""))
+            if not own:
+                tried.append(_raising(check.source, words))
+    needs = [
+        cell.metadata.nbparallel["needs"]
+        for cell in content.cells
+        if "needs" in cell.metadata.get("nbparallel", {})
+    ]
+    for cell in tried if needs else ():
+        if "nbparallel" in cell.metadata:
+            cell.metadata.nbparallel["needs"] = needs[0]
+    content.cells = [*content.cells[:lesson], *tried]
+    path = tmp_path / "wrong.ipynb"
     nbformat.write(content, path)
     demo(path, tmp_path).check()
+
+
+def _raising(source: str, words: str) -> nbformat.NotebookNode:
+    """Return a cell that raises an error with these words, or nothing."""
+    plan = {"tags": ["raises-exception"], "nbparallel": {"raises": words}} if words else {}
+    return nbformat.v4.new_code_cell(source, metadata=plan)
 
 
 @pytest.mark.time_limit(120)

@@ -1,7 +1,8 @@
 """Run a notebook in a real kernel, without a browser, and print what its cells show.
 
-Usage: ``python notebooks/run.py NOTEBOOK [--pictures FOLDER]``.  Ends with status 1 if a cell raised that is
-not a planned mistake, or if a planned mistake (tag ``raises-exception``) did not raise what its metadata
+Usage: ``python notebooks/tools/run.py NOTEBOOK [--pictures FOLDER]``.  A solution from the
+folder ``solutions`` beside it stands in for what a student writes.  Ends with status 1 if a cell raised that
+is not a planned mistake, or if a planned mistake (tag ``raises-exception``) did not raise what its metadata
 name in ``nbparallel.raises``.
 """
 
@@ -109,13 +110,31 @@ class Runner(NotebookClient):
         return super().output(outs, message, display_id, cell_index)
 
 
+def solved(path: Path) -> Any:
+    """Return a notebook with each solution behind the cell that it replaces: each check has to pass."""
+    content = nbformat.read(path, as_version=4)
+    beside = path.parent / "solutions" / path.name
+    cells = nbformat.read(beside, as_version=4).cells if beside.exists() else []
+    solutions = iter([cell for cell in cells if "solution" in cell.metadata.get("tags", [])])
+    every = []
+    for cell in content.cells:
+        tags = cell.metadata.get("tags", [])
+        every.append(cell)
+        if cells and "start" in tags:
+            every.append(next(solutions))
+        if cells and "check" in tags:
+            cell.metadata["tags"] = ["check"]
+    content.cells = every
+    return content
+
+
 def planned(cell: Any) -> str:
     """Return the class that a cell raises on purpose; empty if it raises nothing.
 
     Cells that need a module say which one (``nbparallel.needs``): without it they do nothing.
     """
     plan = cell.metadata.get("nbparallel", {})
-    if "raises-exception" not in cell.metadata.get("tags", []):
+    if "raises-exception" not in (tags := cell.metadata.get("tags", [])) or "check" in tags:
         return ""
     if (needed := plan.get("needs")) and find_spec(needed) is None:
         return ""
@@ -125,7 +144,8 @@ def planned(cell: Any) -> str:
 def unplanned(cell: Any) -> str:
     """Return what a cell did other than planned; empty if it kept to its plan.
 
-    The class is that of the cell's exception, or of one that ranks raised: the message names both.
+    The class is that of the cell's exception, or of one that ranks raised: the message names both.  Words
+    of the message will do as well.
     """
     name = planned(cell)
     error = next((output for output in cell.outputs if output.output_type == "error"), None)
@@ -141,7 +161,7 @@ def run(notebook: Path, pictures: Path, scratch: Path) -> bool:
     os.environ["JUPYTER_PREFER_ENV_PATH"] = "1"
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         os.environ[name] = str(scratch / name.lower())
-    content = nbformat.read(notebook, as_version=4)
+    content = solved(notebook)
     folder = {"metadata": {"path": str(notebook.parent)}}
     # files in a folder of ours instead of ports
     config = Config({"AsyncKernelManager": {"transport": "ipc", "ip": str(scratch / "k")}})
