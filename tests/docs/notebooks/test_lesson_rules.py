@@ -13,17 +13,19 @@ from tests.docs.test_words import offences
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+LESSONS = NOTEBOOKS[1:]
+"""Without the one that checks the set-up."""
 COURSE = ROOT / "notebooks/README.md"
 LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([\w-]+))?\)")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_a_notebook_keeps_the_rules(path: Path) -> None:
     """Head, lengths, questions, mistake, exercises, key points; no outputs in git."""
     assert not (found := problems(nbformat.read(path, as_version=4))), "\n".join(found)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_each_exercise_has_a_solution(path: Path) -> None:
     """The notebook of solutions has a heading and a cell for each exercise, in their order."""
     lesson_cells = nbformat.read(path, as_version=4).cells
@@ -68,8 +70,8 @@ def headings(page: Path) -> set[str]:
 def test_the_lecturer_s_page_has_every_notebook() -> None:
     """Each notebook has its row, with the minutes that its head names."""
     rows = dict(re.findall(r"^\| \[[^]]+\]\((.+?)\) \| (\d+) \|", COURSE.read_text(), re.MULTILINE))
-    assert sorted(rows) == [path.name for path in NOTEBOOKS]
-    for path in NOTEBOOKS:
+    assert sorted(rows) == [path.name for path in LESSONS]
+    for path in LESSONS:
         head = nbformat.read(path, as_version=4).cells[0].source
         assert f"{rows[path.name]} minutes" in head, path.name
 
