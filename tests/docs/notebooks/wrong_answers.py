@@ -104,10 +104,10 @@ WRONG: dict[str, list[list[tuple[str, str]]]] = {
             (_ROWS.format("rows", "dist.shard(grey)"), "a rank has counted nothing"),
         ],
         [
-            (START, "race"),
-            (_RACE.format("counter[0] += (dist.shard(grey) > 200).sum()"), "race"),
-            (_RACE.format("seen = counter[0]\ncounter[0] = seen + (dist.shard(grey) > 200).sum()"), "race"),
-            (_RACE.format("for n in (dist.shard(grey) > 200).sum(axis=1):\n    counter[0] += n"), "race"),
+            (START, "data"),
+            (_RACE.format("counter[0] += (dist.shard(grey) > 200).sum()"), "data"),
+            (_RACE.format("seen = counter[0]\ncounter[0] = seen + (dist.shard(grey) > 200).sum()"), "data"),
+            (_RACE.format("for n in (dist.shard(grey) > 200).sum(axis=1):\n    counter[0] += n"), "data"),
         ],
     ],
     "03-send-and-receive": [
@@ -238,7 +238,9 @@ WRONG: dict[str, list[list[tuple[str, str]]]] = {
             (_NET.format("torch.manual_seed(rank)\nnet = torch.nn.Linear(64, 10)"), "DifferentDataError"),
             (_NET.format("net = torch.nn.Linear(64, 10)\ntorch.manual_seed(1)"), "DifferentDataError"),
             (
-                _NET.format("net = torch.nn.Linear(64, 10)\nbroadcast(net.weight.data, src=0)"),
+                _NET.format(
+                    "torch.manual_seed(rank)\nnet = torch.nn.Linear(64, 10)\nbroadcast(net.weight.data, src=0)"
+                ),
                 "DifferentDataError",
             ),
         ],
