@@ -239,7 +239,7 @@ WRONG: dict[str, list[list[tuple[str, str]]]] = {
             (_NET.format("net = torch.nn.Linear(64, 10)\ntorch.manual_seed(1)"), "DifferentDataError"),
             (
                 _NET.format(
-                    "torch.manual_seed(rank)\nnet = torch.nn.Linear(64, 10)\nbroadcast(net.weight.data, src=0)"
+                    "torch.manual_seed(rank)\nnet = torch.nn.Linear(64, 10)\nbroadcast(net.bias.data, src=0)"
                 ),
                 "DifferentDataError",
             ),
