@@ -252,7 +252,9 @@ class Supervisor:
                     rank.kill()
             elif frame.kind is Kind.LEDGER:
                 report = pack_report(self._clients.server.rows(), self._guests.rows())
-                with suppress(SharedMemoryFullError, FileDescriptorLimitError):  # who asked waits a second
+                with suppress(
+                    SharedMemoryFullError, FileDescriptorLimitError
+                ):  # the question ends after a second
                     self._control_outbox.send(Kind.LEDGER, report, sequence=frame.sequence)
             elif frame.kind is Kind.STOP:
                 self._leave(LEAVE_SECONDS)

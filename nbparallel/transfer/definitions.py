@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from cloudpickle import cloudpickle
 
-from nbparallel.errors import InternalError, UnpicklableError
+from nbparallel.errors import InternalError, NbParallelError, UnpicklableError
 from nbparallel.transfer.code_names import CodeNames
 from nbparallel.transfer.pickle_format import is_plain
 
@@ -426,7 +426,8 @@ def reduce_exception(error: BaseException) -> Any:
     with.  So the constructor that it has passed them to is called, and attributes are put back.
     """
     cls = type(error)
-    own = {name for base in _defined_in_python(cls) for name in vars(base)}
+    # that of our errors takes what it is given
+    own = {name for base in _defined_in_python(cls) if base is not NbParallelError for name in vars(base)}
     if own.isdisjoint({"__init__", "__new__"}) or not own.isdisjoint(_OWN_REDUCTION):
         return NotImplemented
     form = error.__reduce__()
