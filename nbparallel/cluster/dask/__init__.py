@@ -1,1 +1,1 @@
-"""Dask's cluster as a `nbparallel.cluster.contract.Cluster`: the only room that imports `distributed`."""
+"""Hosts of a Dask cluster: the only room that imports `distributed`."""
