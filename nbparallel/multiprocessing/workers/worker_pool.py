@@ -393,10 +393,16 @@ class Pool(library.Pool):
             raise ValueError("Pool is still running: call close() or terminate() before join()")
         if self._state == library.CLOSE:
             _await_end(self._worker_handler)  # type: ignore[attr-defined]  # it replaced the dead until now
-            while running := [worker.sentinel for worker in self._pool if not _has_ended(worker)]:  # type: ignore[attr-defined]
+            running = list(self._pool)  # type: ignore[attr-defined]
+            while running:
                 if not self._result_handler.is_alive():  # type: ignore[attr-defined]
                     self._pipes.stop()  # a worker may wait for room for the results of tasks that are lost
-                wait(running, _LOOK_SECONDS)
+                ready = wait([one.sentinel for one in running], _LOOK_SECONDS)
+                for one in list(running):
+                    # one that the user's program reaped has no exit code; a child of it may hold its pipe
+                    if one.sentinel in ready or one.exitcode is not None:
+                        one.join()  # settles what its end costs
+                        running.remove(one)
         super().join()
 
     def reported_failure(self) -> str:
@@ -561,10 +567,3 @@ def _await_end(thread: threading.Thread) -> None:
 def _note_end(pipes: WorkerPipes, pool: weakref.ref[Pool], process: Any) -> None:
     pipes.note_end(process)
     pipes.act(partial(settle, pool, process))
-
-
-def _has_ended(worker: Any) -> bool:
-    if worker.exitcode is None:
-        return False
-    worker.join()  # settles what it costs
-    return True

@@ -243,3 +243,24 @@ def test_a_pool_ends_whatever_its_workers_do(tmp_path: Path, way: str) -> None:
         """,
         tmp_path,
     )
+
+
+def test_join_ends_though_the_program_reaps_the_workers(tmp_path: Path) -> None:
+    """As a handler of SIGCHLD does, or CPython's own tests: then a worker has no exit code, and has ended."""
+    run(
+        """
+        def reap(*_):
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                pass
+
+        pool = ctx.Pool(2)
+        assert pool.map(abs, [-1, 2]) == [1, 2]
+        signal.signal(signal.SIGCHLD, reap)
+        pool.close()
+        pool.join()
+        """,
+        tmp_path,
+    )
