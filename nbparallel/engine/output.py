@@ -19,7 +19,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -34,7 +34,15 @@ from nbparallel.wire.messages import Display, Message, ObservedPart, Stream
 _OURS = "nbparallel."
 _EVERYWHERE = frozenset({"builtins", "datetime"})
 """Modules whose classes every Python has."""
-_PLAIN: tuple[Any, ...] = (str, bytes, int, float, dict, list, tuple)
+_PLAIN: dict[type, Callable[[Any], Any]] = {  # `str(obj)` may be another one of that class
+    str: str.__str__,
+    bytes: lambda obj: bytes(memoryview(obj)),
+    int: int.__int__,
+    float: float.__float__,
+    dict: lambda obj: dict(dict.items(obj)),
+    list: lambda obj: list(list.__iter__(obj)),
+    tuple: lambda obj: tuple(tuple.__iter__(obj)),
+}
 
 
 class _Pickler(pickle.Pickler):
@@ -58,10 +66,9 @@ class _Pickler(pickle.Pickler):
 
 def _plain(obj: Any) -> Any:
     """Return the value of an object of a class that is derived from a plain one; else None."""
-    for kind in _PLAIN:
+    for kind, value_of in _PLAIN.items():
         if isinstance(obj, kind):
-            plain = kind(obj)
-            return plain if type(plain) is kind else None
+            return value_of(obj)
     return obj.item() if isinstance(obj, np.bool_ | np.integer | np.floating) else None
 
 

@@ -127,7 +127,7 @@ def test_a_thread_of_an_earlier_cell_prints_into_the_cell_that_runs(four: Sessio
         sink=late,  # type: ignore[arg-type]
         ranks=[1],
     )
-    wait_until(lambda: early.text, "the text of the thread")
+    wait_until(lambda: early.text.endswith("\n"), "the text of the thread")
     assert early.text == "while none runs\n"
     assert late.text == "now\nwhile a cell runs\n"
     four.run("thread.join()", ranks=[1])

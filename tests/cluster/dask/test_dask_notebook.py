@@ -12,7 +12,9 @@ from tests.harness.kernel import Kernel
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.time_limit(240),
-    pytest.mark.may_leave("descriptor", reason="the client keeps connections with the scheduler"),
+    pytest.mark.may_leave(
+        "descriptor", "thread", reason="the client keeps connections, and Dask a thread for large messages"
+    ),
 ]
 
 

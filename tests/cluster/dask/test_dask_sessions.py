@@ -23,7 +23,9 @@ from tests.harness.clusters import session_messages
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.time_limit(150),
-    pytest.mark.may_leave("descriptor", reason="the client keeps connections with the scheduler"),
+    pytest.mark.may_leave(
+        "descriptor", "thread", reason="the client keeps connections, and Dask a thread for large messages"
+    ),
 ]
 PATIENCE = 60.0
 

@@ -20,7 +20,9 @@ from tests.cluster.dask_cluster import DaskProcesses
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.time_limit(400),
-    pytest.mark.may_leave("descriptor", reason="the client keeps connections with the scheduler"),
+    pytest.mark.may_leave(
+        "descriptor", "thread", reason="the client keeps connections, and Dask a thread for large messages"
+    ),
 ]
 NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
 SHARED, MESSAGES = "is an array that ranks may write", "a message with"

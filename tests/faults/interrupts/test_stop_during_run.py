@@ -30,7 +30,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "a rank": (SupervisorClient, "spawn"),
     "waiting for ranks": (RankPool, "next_event"),
     "the end of the start": (NameDelivery, "connect"),
-    "names": (NameDelivery, "prepare"),
+    "names": (NameDelivery, "gather"),
     "before it is sent": (RankPool, "ensure_epoch"),
     "waiting for the cell": (TaskDispatcher, "finish"),
 }

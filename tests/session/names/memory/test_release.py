@@ -98,11 +98,13 @@ def test_a_cell_that_is_over_holds_nothing(cell):
     names = {"x": nbp.zeros(1_000_000)}
     segment = current_store().location(names["x"]).segment
 
-    def forget_and_look():
+    def forget():
         from IPython import get_ipython
 
         for name in ("x", "f"):
             get_ipython().user_ns.pop(name, None)
+
+    def look():
         nbp.sharing.current_store().drain()
         return [record.segment for record in nbp.segments() if not record.own]
 
@@ -110,5 +112,6 @@ def test_a_cell_that_is_over_holds_nothing(cell):
         failing = pytest.raises(nbp.errors.ParallelError, match="division") if "/" in cell else nullcontext()
         with failing:
             session.run(cell, namespace=names)
-        (left,) = session.call(forget_and_look)
+        session.call(forget)
+        (left,) = session.call(look)
         assert segment not in left
