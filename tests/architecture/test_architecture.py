@@ -20,7 +20,7 @@ SOURCES = sorted(TREE.modules.values())
 MAX_LINES = 600
 MAX_ENTRIES = 16
 MAX_SUBCLASSES = 2
-MOST_STATEMENTS = {"library": 39_000, "core": 28_000, "satellites": 11_050, "tests": 38_300}
+MOST_STATEMENTS = {"library": 35_700, "core": 26_100, "satellites": 9_600, "tests": 36_900}
 """What each may hold; the aims are 31,000, 22,500, 8,500 and 29,000.  Raising one needs a decision."""
 FORBIDDEN = {
     "multiprocessing.shared_memory": "its tracker leaks names and removes others' segments",
