@@ -21,7 +21,8 @@ PAGES = {
     str(path.relative_to(ROOT).with_suffix("")): path
     for path in [
         *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "notebooks/README.md")),
+        *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md")),
+        *(ROOT / "notebooks").glob("*.md"),
     ]
     if "dev" not in path.parts
 }
