@@ -39,8 +39,8 @@ _READY = b""
 """What a worker sends when its initializer has ended."""
 _END = b"\xff"
 """What it is sent when there are no more tasks; else the length of the strategy's name comes first."""
-_SMALL, _MOST_PREPARED = 1 << 16, 64
-"""Bytes of a task that an empty pipe takes immediately; how many such are pickled ahead; arbitrary."""
+_SMALL, _MOST_KEPT, _MOST_PREPARED = 1 << 16, 1 << 24, 64
+"""Bytes of a task that an empty pipe takes immediately, and that is kept; how many are pickled ahead."""
 
 
 def _raise(error: Exception) -> NoReturn:
@@ -126,8 +126,9 @@ class _Worker:
         self.is_ready = self.has_ended = False
 
     def give(self, message: _Message) -> None:
-        """Note that it has a task from now on; a large one is not kept for another worker."""
-        self.message = message if message.data.nbytes <= _SMALL else message._replace(data=memoryview(b""))
+        """Note that it has a task from now on; one over 16 MiB is not kept for another worker."""
+        kept = message.data if message.data.nbytes <= _MOST_KEPT else memoryview(b"")
+        self.message = message._replace(data=kept)
         self.given += 1
 
 

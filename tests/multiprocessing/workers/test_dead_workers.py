@@ -264,3 +264,18 @@ def test_join_ends_though_the_program_reaps_the_workers(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_a_task_that_a_dead_worker_never_read_goes_to_another(tmp_path: Path, size: int) -> None:
+    """Whatever its size: an idle worker that is killed costs nothing."""
+    run(
+        f"""
+        with ctx.Pool(1) as pool:
+            for _ in range(5):
+                pool.apply(len, (b"",))
+                os.kill(pool._pool[0].pid, signal.SIGKILL)
+                assert pool.apply(len, (bytes({size}),)) == {size}
+        """,
+        tmp_path,
+    )
