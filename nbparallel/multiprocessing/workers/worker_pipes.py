@@ -8,7 +8,7 @@
 
 A worker has one task at a time and the pool knows which, so its death costs that task and no other, whatever
 it did when it died: what lies half-written in its pipe goes with it.  A task that it has not begun costs
-nothing: another worker gets it.
+nothing, up to 16 MiB: another worker gets it.
 """
 
 from __future__ import annotations
