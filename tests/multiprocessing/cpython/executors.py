@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import importlib
+import multiprocessing.util
 from pathlib import Path
 from typing import Any
 from unittest import TestCase
 
 ROOT = Path(__file__).parents[3]
 PARTS = ("process_pool", "shutdown", "init", "as_completed", "wait", "deadlock")
+
+_clean_up_theirs = multiprocessing.util._cleanup_tests  # type: ignore[attr-defined]
+
+
+def _clean_up() -> None:
+    """End our fork server with theirs: the folder of both sockets goes, as after each module of cases."""
+    gc.collect()  # a case that failed keeps its executor, in a cycle with its traceback
+    importlib.import_module("nbparallel.multiprocessing.starting.fork_server").present_server._stop()
+    _clean_up_theirs()
 
 
 def executor_cases(over: str, method: str) -> dict[str, Any]:
@@ -29,6 +40,7 @@ def executor_cases(over: str, method: str) -> dict[str, Any]:
         shutdown.assert_python_ok = lambda option, code: run(
             option, code.replace("from concurrent.futures import Executor", ours)
         )
+        multiprocessing.util._cleanup_tests = _clean_up  # type: ignore[attr-defined]
     found: dict[str, Any] = {}
     for part in PARTS:
         for name, case in vars(importlib.import_module(f"{suite}.test_{part}")).items():

@@ -48,6 +48,7 @@ EXCEPTIONS = {
             "ShutdownTest.test_del_shutdown",
             "ShutdownTest.test_processes_terminate",
             "DeadlockTest.test_shutdown_deadlock_pickle",
+            "ExecutorTest.test_max_tasks_per_child",
             "ExecutorTest.test_saturation",
             "ShutdownTest.test_shutdown_no_wait",
         ),
