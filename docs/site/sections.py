@@ -14,7 +14,7 @@ from typing import Any
 FRONT = "docs/index"
 SECTIONS = {
     "docs/get-started/index": "Get started",
-    "docs/tutorials/index": "Course",
+    "docs/course/index": "Course",
     "docs/how-to/index": "Guides",
     "docs/reference/index": "Reference",
     "docs/explanation/index": "How it works",

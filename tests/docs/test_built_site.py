@@ -105,8 +105,8 @@ def test_links_between_pages_lead_somewhere(pages: dict[Path, Page]) -> None:
 
 def test_no_entry_of_the_navigation_stands_twice() -> None:
     """A page that two patterns list would."""
-    learn = (SITE / "docs" / "tutorials" / "index.html").read_text()
-    entries = re.findall(r'<li class="toctree-l1"><a class="reference internal" href="([^"]+)"', learn)
+    course = (SITE / "docs" / "course" / "index.html").read_text()
+    entries = re.findall(r'<li class="toctree-l1"><a class="reference internal" href="([^"]+)"', course)
     assert len(set(entries)) > 10
     twice = {entry for entry, times in Counter(entries).items() if times > 2}
     assert not twice, "an entry stands in the navigation and in the page's own list, once in each"

@@ -58,7 +58,7 @@ def test_dotted_names_exist() -> None:
 
 
 def test_the_layout_is_complete() -> None:
-    """The tree in CONTRIBUTING shows every room of the library, and none that is not there."""
-    tree = (ROOT / "CONTRIBUTING.md").read_text().split("## Layout")[1].split("```")[1]
+    """The tree in the code map shows every room of the library, and none that is not there."""
+    tree = (ROOT / "docs/dev/code-map.md").read_text().split("## Layout")[1].split("```")[1]
     shown = set(re.findall(r"(\w+)/(?=\s)", tree)) - {"tests", "benchmarks"}
     assert shown == {name.rpartition(".")[2] for name in TREE.packages}

@@ -99,7 +99,7 @@ def test_every_page_is_in_the_navigation() -> None:
     assert front == [], "the front page has sections, not pages"
     expected = {*PAGES} - {*sections.SECTIONS, "docs/index"}
     assert {page.removesuffix(".md") for page in listed} == expected
-    assert "every file of ../../notebooks/*.ipynb" in PAGES["docs/tutorials/index"].read_text()
+    assert "every file of ../../notebooks/*.ipynb" in PAGES["docs/course/index"].read_text()
 
 
 def _listed(page: str) -> set[str]:
