@@ -8,6 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from docs.site import course_pictures
 from tests.docs.notebooks.lesson_rules import problems, tags
 from tests.docs.test_words import offences
 
@@ -79,3 +80,12 @@ def test_the_lecturer_s_page_has_every_notebook() -> None:
 def test_the_lecturer_s_page_uses_the_field_s_words() -> None:
     """As the notebooks do."""
     assert not (found := offences(COURSE.read_text())), "\n".join(found)
+
+
+def test_every_lesson_has_its_picture() -> None:
+    """The lecturer's page shows a small one for each, and no other."""
+    shown = re.findall(r"!\[[^]]+\]\((\S+)\)", COURSE.read_text())
+    pictures = [(COURSE.parent / path).resolve() for path in shown]
+    assert [path.stem for path in pictures] == [path.stem for path in LESSONS]
+    assert sorted(pictures) == sorted(course_pictures.FOLDER.iterdir())
+    assert all(0 < path.stat().st_size <= course_pictures.MOST_BYTES for path in pictures)
