@@ -19,58 +19,23 @@ if TYPE_CHECKING:
     from nbparallel import session as session
     from nbparallel import sharing as sharing
     from nbparallel import testing as testing
-    from nbparallel.errors import BusyError as BusyError
-    from nbparallel.errors import CellTimeoutError as CellTimeoutError
-    from nbparallel.errors import ChannelClosedError as ChannelClosedError
-    from nbparallel.errors import ClosedError as ClosedError
-    from nbparallel.errors import CollectiveMismatchError as CollectiveMismatchError
-    from nbparallel.errors import CollectiveTimeoutError as CollectiveTimeoutError
-    from nbparallel.errors import DeadlockError as DeadlockError
-    from nbparallel.errors import DifferentDataError as DifferentDataError
-    from nbparallel.errors import FileDescriptorLimitError as FileDescriptorLimitError
-    from nbparallel.errors import ForkedRankError as ForkedRankError
-    from nbparallel.errors import HostBoundaryError as HostBoundaryError
-    from nbparallel.errors import HostLostError as HostLostError
-    from nbparallel.errors import InputRefusedError as InputRefusedError
-    from nbparallel.errors import InternalError as InternalError
-    from nbparallel.errors import InvalidHandleError as InvalidHandleError
-    from nbparallel.errors import NbParallelError as NbParallelError
-    from nbparallel.errors import NotAnArrayError as NotAnArrayError
-    from nbparallel.errors import ObjectArrayError as ObjectArrayError
-    from nbparallel.errors import ParallelError as ParallelError
-    from nbparallel.errors import PeerFailedError as PeerFailedError
-    from nbparallel.errors import ProtocolError as ProtocolError
-    from nbparallel.errors import RankDiedError as RankDiedError
-    from nbparallel.errors import RankExitError as RankExitError
-    from nbparallel.errors import ReadOnlyArrayError as ReadOnlyArrayError
-    from nbparallel.errors import RemoteError as RemoteError
-    from nbparallel.errors import RendezvousError as RendezvousError
-    from nbparallel.errors import SegmentLostError as SegmentLostError
-    from nbparallel.errors import SharedMemoryFullError as SharedMemoryFullError
-    from nbparallel.errors import StaleWorkError as StaleWorkError
-    from nbparallel.errors import StartError as StartError
-    from nbparallel.errors import StrategyUnavailableError as StrategyUnavailableError
-    from nbparallel.errors import SupervisorDiedError as SupervisorDiedError
-    from nbparallel.errors import UnknownNameError as UnknownNameError
-    from nbparallel.errors import UnpicklableError as UnpicklableError
-    from nbparallel.errors import WorkerDiedError as WorkerDiedError
-    from nbparallel.session import CellResult as CellResult
-    from nbparallel.session import RankValues as RankValues
-    from nbparallel.session import Session as Session
+    from nbparallel.errors import *  # noqa: F403
+    from nbparallel.session import CellResult, RankValues, Session, spawn
     from nbparallel.session import map as map
-    from nbparallel.session import spawn as spawn
-    from nbparallel.sharing import empty as empty
-    from nbparallel.sharing import from_file as from_file
-    from nbparallel.sharing import full as full
-    from nbparallel.sharing import get_all_sharing_strategies as get_all_sharing_strategies
-    from nbparallel.sharing import get_sharing_strategy as get_sharing_strategy
-    from nbparallel.sharing import is_shared as is_shared
-    from nbparallel.sharing import ones as ones
-    from nbparallel.sharing import register_sharing_strategy as register_sharing_strategy
-    from nbparallel.sharing import segments as segments
-    from nbparallel.sharing import set_sharing_strategy as set_sharing_strategy
-    from nbparallel.sharing import share as share
-    from nbparallel.sharing import zeros as zeros
+    from nbparallel.sharing import (
+        empty,
+        from_file,
+        full,
+        get_all_sharing_strategies,
+        get_sharing_strategy,
+        is_shared,
+        ones,
+        register_sharing_strategy,
+        segments,
+        set_sharing_strategy,
+        share,
+        zeros,
+    )
 
 _HOMES = {
     "CellResult": "nbparallel.session",
@@ -131,7 +96,7 @@ class _NoPath(list[str]):
 
 
 if sys.platform != "linux":
-    __path__ = _NoPath(__path__)
+    __path__ = _NoPath(__path__)  # noqa: F405
 
 
 def _find(name: str) -> Any:

@@ -9,24 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbparallel.session.command_line import Script as Script
-    from nbparallel.session.diagnostics.doctor import Examination as Examination
-    from nbparallel.session.diagnostics.doctor import Finding as Finding
-    from nbparallel.session.diagnostics.doctor import examine as examine
-    from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench as strategy_bench
-    from nbparallel.session.monitoring.segments import SharedSegment as SharedSegment
-    from nbparallel.session.monitoring.statistics import RankStatistics as RankStatistics
-    from nbparallel.session.monitoring.statistics import SessionStatistics as SessionStatistics
-    from nbparallel.session.monitoring.who import SessionNames as SessionNames
-    from nbparallel.session.ordered_map import map as map
-    from nbparallel.session.output import OutputSink as OutputSink
-    from nbparallel.session.results import CellResult as CellResult
-    from nbparallel.session.results import RankResult as RankResult
-    from nbparallel.session.results import RankValues as RankValues
-    from nbparallel.session.results import RemoteValue as RemoteValue
-    from nbparallel.session.session import Session as Session
-    from nbparallel.session.start_processes import spawn as spawn
-    from nbparallel.session.tasks.cell_queue import PendingCell as PendingCell
+    from nbparallel.session.command_line import Script
+    from nbparallel.session.diagnostics.doctor import Examination, Finding, examine
+    from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
+    from nbparallel.session.monitoring.segments import SharedSegment
+    from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics
+    from nbparallel.session.monitoring.who import SessionNames
+    from nbparallel.session.ordered_map import map
+    from nbparallel.session.output import OutputSink
+    from nbparallel.session.results import CellResult, RankResult, RankValues, RemoteValue
+    from nbparallel.session.session import Session
+    from nbparallel.session.start_processes import spawn
+    from nbparallel.session.tasks.cell_queue import PendingCell
 
 _HOMES = {
     "CellResult": "results",

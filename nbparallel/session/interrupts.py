@@ -44,9 +44,6 @@ class InterruptCounter:
     a handler of another signal raises is counted likewise, and raised instead.
     """
 
-    count: int
-    answered: int
-
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None
         """Called in the signal handler, so that a waiting thread reads `count`."""

@@ -85,9 +85,6 @@ class Session:
     [1, 1]
     """
 
-    keep_messages: bool
-    read_in_place: bool
-
     def __init__(
         self,
         world_size: int | None = None,
