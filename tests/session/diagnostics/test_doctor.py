@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from nbparallel.session.diagnostics import machine
+from nbparallel.session.diagnostics import doctor
 from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity, examine, findings
-from nbparallel.session.diagnostics.machine import Machine, ResourceLimit, inspect_machine
+from nbparallel.session.diagnostics.doctor import Machine, ResourceLimit, inspect_machine
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.supervisor.sweep import Liveness, StaleName
 from nbparallel.wire.system import TaskLimit
@@ -146,19 +146,19 @@ def test_the_worst_comes_first() -> None:
 def test_this_machine_can_be_looked_at() -> None:
     """A real look finds numbers that make sense, and leaves no file, name or descriptor."""
     machine = inspect_machine()
-    assert machine.used_files > 0
-    assert machine.used_maps > 10
-    assert 1 <= machine.affinity <= machine.cpus
-    assert machine.versions["Python"]
-    assert machine.versions["nbparallel"]
-    assert machine.strategies["copy"] == ""
+    assert doctor.used_files > 0
+    assert doctor.used_maps > 10
+    assert 1 <= doctor.affinity <= doctor.cpus
+    assert doctor.versions["Python"]
+    assert doctor.versions["nbparallel"]
+    assert doctor.strategies["copy"] == ""
     assert {finding.subject for finding in examine()} >= {"starting ranks", "open files", "/dev/shm"}
 
 
 SCRIPT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-from nbparallel.session.diagnostics import machine
+from nbparallel.session.diagnostics import doctor
 from nbparallel.session.diagnostics.doctor import examine
 for finding in examine():
     print(int(finding.state), finding.subject, finding.seen, sep="|")
@@ -256,6 +256,6 @@ def test_yama_may_refuse_reading(
     monkeypatch: pytest.MonkeyPatch, scope: str, user: int, refused: int
 ) -> None:
     """From scope 2 on ranks cannot allow it to each other; the scope is named."""
-    monkeypatch.setattr(machine, "read_text", lambda path: scope if path.endswith("ptrace_scope") else "")
+    monkeypatch.setattr(doctor, "read_text", lambda path: scope if path.endswith("ptrace_scope") else "")
     monkeypatch.setattr(os, "geteuid", lambda: user)
     assert ("ptrace_scope is " + scope in inspect_machine().unread) == bool(refused)
