@@ -178,8 +178,6 @@ class Pickled:
     """Segments that `data` refers to."""
     copied_nbytes: int
     """Bytes that were copied to make this, blob included."""
-    shared_nbytes: int
-    """Bytes of shared arrays that travel as handles."""
     keep: tuple[object, ...]
     """Hold these until every receiver has loaded `data`: what they refer to stays alive as long."""
 
@@ -206,10 +204,9 @@ def pack_message(
     if stream.nbytes >= LARGE and not isinstance(store, ByValue):
         parts.insert(0, stream)
         flags = _STREAM_IN_BLOB
-    shared = sum(array.nbytes for array in arrays)
     if not parts:
         data = _HEADER.pack(_MAGIC, _VERSION, 0, 0, 0, 0, 0, 0) + stream
-        return Pickled(data, segments, len(data), shared, arrays)
+        return Pickled(data, segments, len(data), arrays)
     blob, regions, owner = write_blob(parts, store, broker=broker)
     header = _HEADER.pack(
         _MAGIC, _VERSION, flags, 0, len(regions), blob.segment, blob.segment_nbytes, blob.offset
@@ -217,7 +214,7 @@ def pack_message(
     data = header + b"".join(_REGION.pack(*region) for region in regions)
     if not flags:
         data += stream
-    return Pickled(data, (*segments, blob.segment), len(data) + owner.nbytes, shared, (*arrays, owner))
+    return Pickled(data, (*segments, blob.segment), len(data) + owner.nbytes, (*arrays, owner))
 
 
 def parse_message(data: memoryview, store: ArrayStore, broker: Any) -> tuple[memoryview, list[memoryview]]:
@@ -245,28 +242,33 @@ def _parse_header(data: memoryview) -> tuple[int, int, int, int, int, int]:
     return version, flags, count, segment, segment_nbytes, offset
 
 
-def join_globals(main: Pickled, parts: Mapping[str, Pickled | str]) -> Pickled:
-    """Return one message of an object's and those of the globals that its functions read."""
+def join_globals(main: Pickled, parts: Mapping[str, Pickled | str], digests: Mapping[str, bytes]) -> Pickled:
+    """Return one message of an object's and those of the globals that its functions read.
+
+    `digests` are what values with large buffers are known by: their bytes only say where these are.
+    """
     if not parts:
         return main
     whole = [main, *(part for part in parts.values() if isinstance(part, Pickled))]
     bodies = {name: part if isinstance(part, str) else part.data for name, part in parts.items()}
-    data = _GLOBALS + pickle.dumps((main.data, bodies), 5)
+    data = _GLOBALS + pickle.dumps((main.data, bodies, digests), 5)
     return Pickled(
         data,
         tuple(segment for part in whole for segment in part.segments),
         len(data) + sum(part.copied_nbytes - len(part.data) for part in whole),
-        sum(part.shared_nbytes for part in whole),
         tuple(whole),
     )
 
 
-def split_globals(message: memoryview) -> tuple[memoryview, Globals]:
-    """Return an object's message and those of the globals that came with it."""
+def split_globals(message: memoryview) -> tuple[memoryview, Globals, Mapping[str, bytes]]:
+    """Return an object's message, those of the globals that came with it, and the digests of these."""
     if message[: len(_GLOBALS)] != _GLOBALS:
-        return message, {}
-    main, parts = pickle.loads(message[len(_GLOBALS) :])
-    return memoryview(main), parts
+        return message, {}, {}
+    try:
+        main, parts, digests = pickle.loads(message[len(_GLOBALS) :])
+    except Exception as error:
+        raise ProtocolError(f"a message between processes is damaged: {error}") from error
+    return memoryview(main), parts, digests
 
 
 MAX_PLAIN = 4096

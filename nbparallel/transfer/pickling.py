@@ -238,8 +238,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         broker: Any,
         main_globals: Any,
         *,
-        apart: bool,
-        target: type | None,
+        apart: bool = False,
+        target: type | None = None,
         reducers: MutableMapping[type, Any] | None = None,
         share_large: bool | CommonCopies = False,
         files: Files | None = None,
@@ -385,20 +385,16 @@ def serialise(
         How the receiver maps the files of `numpy.memmap`; None: it gets the values of this moment.
     """
     file = io.BytesIO()
-    options: dict[str, Any] = {
-        "apart": apart,
-        "target": target,
-        "reducers": reducers,
-        "share_large": share_large,
-        "files": files,
-    }
-    pickler = _Pickler(file, store, broker, main_globals, **options)
+    pickler_of = partial(
+        _Pickler, store=store, broker=broker, main_globals=main_globals, reducers=reducers, files=files
+    )
+    pickler = pickler_of(file, apart=apart, target=target, share_large=share_large)
     error = _failure(pickler, obj)
     if isinstance(error, (NbParallelError, MemoryError)):
         raise error
     if error is not None:
-        attempt = _attempt(store, broker, main_globals, reducers, files)
-        raise UnpicklableError(explain(obj, error, name=name, attempt=attempt)) from error
+        text = explain(obj, error, name=name, attempt=lambda part: _failure(pickler_of(io.BytesIO()), part))
+        raise UnpicklableError(text) from error
     # getvalue copies nothing here; a file with an exported buffer cannot be closed when its cycle ends (3.13)
     return Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
 
@@ -407,7 +403,7 @@ def try_serialise(
     obj: Any, store: ArrayStore, main_globals: Mapping[str, Any], file: io.BytesIO
 ) -> Serialised | None:
     """Pickle `obj` for this process into `file`, as `serialise` with `apart`; return None if that fails."""
-    pickler = _Pickler(file, store, None, main_globals, apart=True, target=None)
+    pickler = _Pickler(file, store, None, main_globals, apart=True)
     pickler.map_files = Files.PRIVATE
     failed = _failure(pickler, obj) is not None
     return None if failed else Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
@@ -423,7 +419,7 @@ def dump_error(error: BaseException, main_globals: Mapping[str, Any] | None = No
     """
     main_globals = own_globals() if main_globals is None else main_globals
     file, store = io.BytesIO(), ByValue()
-    pickler = _Pickler(file, store, None, main_globals, apart=False, target=None)
+    pickler = _Pickler(file, store, None, main_globals)
     if _failure(pickler, error) is not None:
         return None
     data = Serialised(memoryview(file.getvalue()), pickler.buffers, pickler).pack(store).data
@@ -436,16 +432,6 @@ def dump_error(error: BaseException, main_globals: Mapping[str, Any] | None = No
 def load_error(data: bytes) -> Any:
     """Rebuild the exception of `dump_error`."""
     return loads(data, ByValue(), name="an exception")
-
-
-def _attempt(store: ArrayStore, broker: Any, main_globals: Any, reducers: Any, files: Files | None) -> Any:
-    options: dict[str, Any] = {"apart": False, "target": None, "reducers": reducers, "files": files}
-
-    def attempt(part: Any) -> BaseException | None:
-        pickler = _Pickler(io.BytesIO(), store, broker, main_globals, **options)
-        return _failure(pickler, part)
-
-    return attempt
 
 
 def _failure(pickler: _Pickler, obj: Any) -> BaseException | None:
@@ -495,37 +481,54 @@ def dumps(
     """
     if is_plain(obj):
         data = PLAIN + pickle.dumps(obj, 5)
-        return Pickled(data, (), len(data), 0, ())
+        return Pickled(data, (), len(data), ())
     if main_globals is None:
         main_globals = definitions.current_main_globals()
         if main_globals is not None:
-            return _dump_with_globals(obj, store, broker, main_globals, name)
+            options = {"store": store, "broker": broker, "main_globals": main_globals}
+            return dump_with_globals(serialise(obj, name=name, **options), options)
     made = serialise(obj, store, broker=broker, main_globals=main_globals, name=name, files=files)
     return made.pack(store, broker=broker)
 
 
-def _dump_with_globals(
-    obj: Any, store: ArrayStore, broker: Any, main_globals: Mapping[str, Any], name: str | None
+def dump_with_globals(
+    main: Serialised,
+    options: Mapping[str, Any],
+    *,
+    why: Callable[[UnpicklableError], str] = str,
+    beyond_ranks: bool = False,
 ) -> Pickled:
-    """Pickle `obj` and, each by itself, the globals that its functions read, directly or through another."""
-    main = serialise(obj, store, broker=broker, main_globals=main_globals, name=name)
+    """Return an object and, each by itself, the globals that its functions read, directly or through another.
+
+    Parameters
+    ----------
+    options : mapping
+        Of `serialise`, as the object was pickled with.
+    why : callable
+        Returns what is reported to a receiver that lacks a name whose value cannot be sent.
+    beyond_ranks : bool
+        To a process that is no rank: also what the functions bind, and what every rank has.
+    """
+    store, broker, main_globals = options["store"], options["broker"], options["main_globals"]
     packed = main.pack(store, broker=broker)
-    if not main.global_names:
-        return packed
     found: dict[str, Pickled | str] = {}
-    names = sorted(main.global_names, reverse=True)
+    digests: dict[str, bytes] = {}
+    names = [*main.global_names, *(main.assigned if beyond_ranks else ())]
     while names:
         name = names.pop()
-        if name in found or name not in main_globals or definitions.is_predefined(name):
+        known = name in found or (definitions.is_predefined(name) and not beyond_ranks)
+        if known or name not in main_globals:
             continue
         try:
-            part = serialise(main_globals[name], store, broker=broker, main_globals=main_globals, name=name)
+            part = serialise(main_globals[name], name=name, **options)
         except UnpicklableError as error:
-            found[name] = str(error)  # raised only by a receiver that lacks the name
+            found[name] = why(error)
             continue
+        if beyond_ranks and part.buffers:  # else it is known by its bytes
+            digests[name] = part.checksum()
         found[name] = part.pack(store, broker=broker)
-        names += sorted(part.global_names - found.keys(), reverse=True)
-    return join_globals(packed, found)
+        names += [*part.global_names, *(part.assigned if beyond_ranks else ())]
+    return join_globals(packed, found, digests)
 
 
 def _bind_globals(
@@ -584,7 +587,7 @@ def loads(
     try:
         if message[: len(PLAIN)] == PLAIN:
             return pickle.loads(message[len(PLAIN) :])
-        message, parts = split_globals(message)
+        message, parts, _ = split_globals(message)
         if parts:
             _bind_globals(parts, store, broker, main_globals, match_classes=match_classes)
         stream, buffers = parse_message(message, store, broker)

@@ -25,11 +25,15 @@ import weakref
 from collections import ChainMap, Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nbparallel.errors import ProtocolError, UnpicklableError
+from nbparallel.errors import UnpicklableError
 from nbparallel.multiprocessing.messages.light_pickling import RAISED, try_pickle
+
+if TYPE_CHECKING:
+    from nbparallel.transfer.pickle_format import Pickled
 
 # The supervisor under which this process is, as far as messages need it.
 #
@@ -81,18 +85,6 @@ def note_carried(mailbox: int) -> None:
     found: list[int] | None = getattr(_carried, "mailboxes", None)
     if found is not None:
         found.append(mailbox)
-
-
-class PrivateStore:
-    """What to pickle with where no array is shared: every array is copied into the message."""
-
-    rights_changes = 0
-
-    def handle(self, x: Any, *, broker: Any = None, writable: bool | None = False) -> None:
-        """Return None: no array can be sent by handle."""
-
-    def location(self, x: object) -> None:
-        """Return None: no array is shared."""
 
 
 def introduce_guest(*, daemon: bool) -> Any | None:
@@ -168,15 +160,11 @@ def _single_places(tasks: Sequence[Any]) -> frozenset[int]:
     return frozenset(identity for identity, count in arrays.items() if count == 1)
 
 
-INLINE = -1
-"""In place of a parcel's number: all memory is in the message itself."""
-
-
 class Packed(NamedTuple):
     """An object as bytes."""
 
     parcel: int
-    """Number of the parcel that holds its memory; 0: it needs none; `INLINE`."""
+    """Number of the parcel that holds its memory; 0: it needs none."""
     data: bytes
     """What `open_parcel` takes."""
 
@@ -226,20 +214,11 @@ def pack(obj: Any, mailbox: int = 0, copies: CallCopies | None = None, *, task: 
     """
     member = join_household()
     if member is None:
-        return Packed(INLINE, _Packing(None, task=task).message(obj))
+        return Packed(0, _pickle(obj, _options(None, task=task)).data)
     with supervised(), CarriedMailboxes() as carried:
-        packing = _Packing(member, copies=copies, task=task)
-        data = packing.message(obj)
-        return Packed(member.post(packing.segments, mailbox=mailbox, carried=tuple(carried)), data)
-
-
-def pack_kept(obj: Any, member: Any | None) -> tuple[bytes, Any]:
-    """Turn an object into bytes; their memory lives as long as the second value, for any number of readers.
-
-    Large private arrays are mapped copy-on-write by each of them.
-    """
-    packing = _Packing(member, share_large=False, task=True)
-    return packing.message(obj), packing
+        options = _options(member, task=task)
+        made = _pickle(obj, options | {"share_large": _shares() and (copies or True)})
+        return Packed(member.post(made.segments, mailbox=mailbox, carried=tuple(carried)), made.data)
 
 
 def why_unsendable(part: Any, name: str, *, task: bool = False) -> Exception | None:
@@ -248,7 +227,7 @@ def why_unsendable(part: Any, name: str, *, task: bool = False) -> Exception | N
     from nbparallel.transfer.pickling import serialise
 
     try:
-        serialise(part, name=name, **_Packing(None, task=task)._options)  # copies nothing
+        serialise(part, name=name, **_options(None, task=task))
     except NbParallelError as error:
         try:
             _raise_as_library(error)
@@ -257,69 +236,36 @@ def why_unsendable(part: Any, name: str, *, task: bool = False) -> Exception | N
     return None
 
 
-class _Packing:
-    """Pickles an object and the globals of ``__main__`` that its functions read."""
+def _options(member: Any | None, *, task: bool) -> dict[str, Any]:
+    """Return how this process pickles: `serialise` has the names.  Without a member all arrays are copied."""
+    from nbparallel.sharing.memory.mapping import Files
+    from nbparallel.transfer.pickle_format import ByValue
+    from nbparallel.transfer.unpickling import own_globals
 
-    def __init__(
-        self,
-        member: Any | None,
-        *,
-        share_large: bool = True,
-        copies: CallCopies | None = None,
-        task: bool = False,
-    ) -> None:
-        from nbparallel.sharing.memory.mapping import Files
-        from nbparallel.transfer.unpickling import own_globals
+    return {
+        "store": ByValue() if member is None else member.store,
+        "broker": None if member is None else member.broker,
+        "main_globals": own_globals(),
+        "reducers": ChainMap(RAISED, ForkingPickler._extra_reducers),  # type: ignore[attr-defined]  # locks …
+        "files": Files.SHARED if task else None,
+    }
 
-        self.member = member
-        self.segments: list[int] = []
-        self._keep: list[Any] = []
-        self._globals = own_globals()
-        self._options: dict[str, Any] = {
-            "store": PrivateStore() if member is None else member.store,
-            "broker": None if member is None else member.broker,
-            "main_globals": self._globals,
-            "reducers": ChainMap(RAISED, ForkingPickler._extra_reducers),  # type: ignore[attr-defined]  # locks …
-            "files": Files.SHARED if task else None,
-            "share_large": share_large and member is not None and _shares() and (copies or True),
-        }
 
-    def message(self, obj: Any) -> bytes:
-        from nbparallel.errors import UnpicklableError
-        from nbparallel.transfer.pickling import serialise
+def _pickle(obj: Any, options: Mapping[str, Any]) -> Pickled:
+    """Pickle an object and the globals of ``__main__`` that its functions read."""
+    from nbparallel.transfer.pickling import dump_with_globals, serialise
 
-        try:
-            main = serialise(obj, **self._options)
-        except UnpicklableError as error:
-            _raise_as_library(error)
-        parts: dict[str, bytes | str] = {}
-        digests: dict[str, bytes] = {}
-        # what a function binds comes along, too: the receiver then knows which later value is news
-        names = sorted(main.global_names | main.assigned, reverse=True)
-        while names:
-            name = names.pop()
-            if name in parts or name not in self._globals:
-                continue
-            try:
-                made = serialise(self._globals[name], name=name, **self._options)
-            except UnpicklableError as error:
-                # raised only by a receiver that lacks the name; what to do there is another matter
-                parts[name] = str(error).partition(": ")[2].rpartition("; ")[0]
-                continue
-            if made.buffers:
-                digests[name] = made.checksum()
-            parts[name] = self._bytes(made)
-            names += sorted((made.global_names | made.assigned) - parts.keys(), reverse=True)
-        return join_message(self._bytes(main), parts, digests)
+    try:
+        main = serialise(obj, **options)
+    except UnpicklableError as error:
+        _raise_as_library(error)
+    # what a function binds comes along, too: the receiver then knows which later value is news
+    return dump_with_globals(main, options, why=_reason, beyond_ranks=True)
 
-    def _bytes(self, made: Any) -> bytes:
-        if self.member is None:
-            return pickle.dumps((bytes(made.with_sources()), [bytearray(part) for part in made.buffers]), 5)
-        packed = made.pack(self._options["store"], broker=self.member.broker)
-        self._keep.append(packed)
-        self.segments += packed.segments
-        data: bytes = packed.data
-        return data
+
+def _reason(error: UnpicklableError) -> str:
+    # raised only by a receiver that lacks the name; what to do there is another matter
+    return str(error).partition(": ")[2].rpartition("; ")[0]
 
 
 def _shares() -> bool:
@@ -350,8 +296,8 @@ def open_parcel(parcel: int, data: bytes) -> Any:
     SegmentLostError
         The memory is gone.
     """
-    if parcel <= 0:
-        return open_message(data, None, inline=parcel == INLINE)
+    if not parcel:
+        return open_message(data, None)
     member = current_membership()
     if member is None:
         from nbparallel.errors import InvalidHandleError
@@ -361,32 +307,27 @@ def open_parcel(parcel: int, data: bytes) -> Any:
             "nbparallel.multiprocessing's Process or Pool instead of multiprocessing's or os.fork"
         )
     with supervised():
-        result = open_message(data, member, inline=False)
+        result = open_message(data, member)
         member.take(parcel)
     return result
 
 
-def open_message(data: bytes, member: Any | None, *, inline: bool) -> Any:
+def open_message(data: bytes, member: Any | None) -> Any:
     """Rebuild the object of a message, whatever holds its memory until then."""
     from nbparallel.transfer import definitions
+    from nbparallel.transfer.pickle_format import ByValue, split_globals
     from nbparallel.transfer.pickling import loads
-    from nbparallel.transfer.unpickling import own_globals, unpickle
+    from nbparallel.transfer.unpickling import own_globals
 
     main_globals = own_globals()
-    store: Any = PrivateStore() if member is None else member.store
+    store = ByValue() if member is None else member.store
     broker = None if member is None else member.broker
-
-    def load(name: str | None, message: bytes) -> Any:
-        if inline:
-            stream, buffers = pickle.loads(message)
-            return unpickle(stream, buffers, store, None, main_globals, match_classes=True)
-        return loads(message, store, broker=broker, main_globals=main_globals, name=name)
-
+    load = partial(loads, store=store, broker=broker, main_globals=main_globals)
     known = len(definitions.KNOWN)
-    body, parts, digests = split_message(data)
+    body, parts, digests = split_globals(memoryview(data))
     if parts:
         bind_globals(parts, digests, main_globals, load)
-    result = load(None, body)
+    result = load(body)
     if len(definitions.KNOWN) != known:
         for cls in list(definitions.KNOWN):
             bind_free_name(cls, main_globals)
@@ -423,25 +364,11 @@ def mark_fresh() -> None:
     _ORIGIN["fresh"] = True
 
 
-def join_message(body: bytes, parts: Mapping[str, bytes | str], digests: Mapping[str, bytes]) -> bytes:
-    """Return one message of an object's and those of globals, with what their values are known by."""
-    return pickle.dumps((body, dict(parts), dict(digests)), 5)
-
-
-def split_message(data: bytes) -> tuple[bytes, dict[str, bytes | str], dict[str, bytes]]:
-    """Return what `join_message` joined."""
-    try:
-        body, parts, digests = pickle.loads(data)
-    except Exception as error:
-        raise ProtocolError(f"a message between processes is damaged: {error}") from error
-    return body, parts, digests
-
-
 def bind_globals(
     parts: Mapping[str, bytes | str],
     digests: Mapping[str, bytes],
     main_globals: dict[str, Any],
-    load: Callable[[str, bytes], Any],
+    load: Callable[..., Any],
 ) -> None:
     """Bind what this process takes of the globals that came along, all or none."""
     values: dict[str, Any] = {}
@@ -457,7 +384,7 @@ def bind_globals(
             continue
         digest = digests.get(name) or hash(part)
         if _takes(name, digest, main_globals):
-            values[name] = load(name, part)
+            values[name] = load(part, name=name)
         came[name] = digest
     main_globals.update(values)
     _came.update(came)
@@ -495,19 +422,19 @@ class KeptObject:
     def __init__(self, content: Any) -> None:
         member = join_household()
         with supervised():
-            self._data, self._kept = pack_kept(content, member)
-        self._parcel = INLINE if member is None else 0
+            self._kept: Any = _pickle(content, _options(member, task=True))
+        self._data = self._kept.data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self._data, self._parcel)
+        return _rebuild, (self._data,)
 
     def open(self) -> Any:
         """Return the object, in a process whose sender still keeps the message."""
         with supervised():
-            return open_message(self._data, current_membership(), inline=self._parcel == INLINE)
+            return open_message(self._data, current_membership())
 
 
-def _rebuild(data: bytes, parcel: int) -> KeptObject:
+def _rebuild(data: bytes) -> KeptObject:
     made = KeptObject.__new__(KeptObject)
-    made._data, made._kept, made._parcel = data, None, parcel
+    made._data, made._kept = data, None
     return made

@@ -4,32 +4,30 @@
 """
 
 from __future__ import annotations
+
+import ctypes
 import enum
 import math
 import os
-import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
-from nbparallel.distributed.runtime.peer_memory import OFF
-from nbparallel.errors.text.table import Table, TableView
-from nbparallel.supervisor.sweep import Liveness, StaleName
-from nbparallel.wire.units import size_text
-import ctypes
 import platform
 import resource
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
+
 from nbparallel.channel import Channel
-from nbparallel.distributed.runtime.peer_memory import YAMA_SCOPE, read_memory
+from nbparallel.distributed.runtime.peer_memory import OFF, YAMA_SCOPE, read_memory
+from nbparallel.errors.text.table import Table, TableView
 from nbparallel.sharing import get_sharing_strategy
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.supervisor import sweep
-from nbparallel.supervisor.sweep import StaleName
+from nbparallel.supervisor.sweep import Liveness, StaleName
 from nbparallel.wire.system import (
     TaskLimit,
     affine_cpus,
@@ -40,6 +38,7 @@ from nbparallel.wire.system import (
     read_text,
     task_limits,
 )
+from nbparallel.wire.units import size_text
 
 # Facts about this machine, container and process that decide whether ranks work well.
 

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from nbparallel.session.diagnostics import doctor
-from nbparallel.session.diagnostics.doctor import Examination, Finding, Severity, examine, findings
-from nbparallel.session.diagnostics.doctor import Machine, ResourceLimit, inspect_machine
+from nbparallel.session.diagnostics.doctor import (
+    Examination,
+    Finding,
+    Machine,
+    ResourceLimit,
+    Severity,
+    examine,
+    findings,
+    inspect_machine,
+)
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.supervisor.sweep import Liveness, StaleName
 from nbparallel.wire.system import TaskLimit
@@ -146,12 +154,12 @@ def test_the_worst_comes_first() -> None:
 def test_this_machine_can_be_looked_at() -> None:
     """A real look finds numbers that make sense, and leaves no file, name or descriptor."""
     machine = inspect_machine()
-    assert doctor.used_files > 0
-    assert doctor.used_maps > 10
-    assert 1 <= doctor.affinity <= doctor.cpus
-    assert doctor.versions["Python"]
-    assert doctor.versions["nbparallel"]
-    assert doctor.strategies["copy"] == ""
+    assert machine.used_files > 0
+    assert machine.used_maps > 10
+    assert 1 <= machine.affinity <= machine.cpus
+    assert machine.versions["Python"]
+    assert machine.versions["nbparallel"]
+    assert machine.strategies["copy"] == ""
     assert {finding.subject for finding in examine()} >= {"starting ranks", "open files", "/dev/shm"}
 
 
