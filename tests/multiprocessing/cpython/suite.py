@@ -71,7 +71,7 @@ def run_suite(
     return SuiteResult(_outcomes(text), text)
 
 
-_CASE = re.compile(r"^(\w+) \([\w.]*?(\w+)\.\w+\)")
+_CASE = re.compile(r"^(?:[\d.]+s )?(\w+) \([\w.]*?(\w+)\.\w+\)")
 
 
 def _outcomes(text: str) -> dict[str, str]:
