@@ -5,27 +5,38 @@
 
 from __future__ import annotations
 
+import contextvars
+import importlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from nbparallel.errors import HostBoundaryError, rank_list, without_frames
+from nbparallel import sharing
+from nbparallel.errors import BusyError, HostBoundaryError, rank_list, without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter, SessionLock
 from nbparallel.session.monitoring import session_views
-from nbparallel.session.names.delivery import GatheredNames
+from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.output import LineSink, OutputSink
+from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.limits import check_world_size
+from nbparallel.session.processes.limits import check_world_size, usable_cpus
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, DrawnValues, RankValues
 from nbparallel.session.tasks.cell import CellOptions, check_cell, check_drawn, select_ranks, split_names
-from nbparallel.session.tasks.cell_queue import CellQueue, PendingCell
-from nbparallel.session.tasks.dispatch import all_values, call_task, draw_task, pull_task, push_task
+from nbparallel.session.tasks.cell_queue import PendingCell, QueuedCell, nudge_first
+from nbparallel.session.tasks.dispatch import (
+    TaskDispatcher,
+    all_values,
+    call_task,
+    draw_task,
+    pull_task,
+    push_task,
+)
 from nbparallel.session.tasks.item_map import ItemMap
-from nbparallel.session.tasks.session_parts import make_parts
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
 from nbparallel.wire.system import do_all
 
@@ -38,6 +49,7 @@ if TYPE_CHECKING:
     from nbparallel.wire.inspection import Completion
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
+START_METHODS = ("forkserver", "spawn")
 STOP_SECONDS = 1.0
 """How long `stop` waits for another thread that is running something."""
 
@@ -97,12 +109,27 @@ class Session:
         ranks_per_host: int | None = None,
         max_hosts: int | None = None,
     ) -> None:
-        parts = make_parts(world_size, start_method, launch, cluster, ranks_per_host, max_hosts)
-        self._names, self._tasks, self._ranks, views = parts
-        self._views = views or session_views.SessionViews(self._ranks, self._names, self._tasks)
+        store = sharing.current_store()
+        if store.client != 0:
+            raise RuntimeError("a rank or worker cannot start ranks: use a session of the notebook or script")
+        if start_method not in START_METHODS:
+            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
+        if cluster is None:
+            if ranks_per_host is not None or max_hosts is not None:
+                raise TypeError("ranks_per_host and max_hosts are about hosts: pass cluster= as well")
+            size = usable_cpus() if world_size is None else world_size
+            check_world_size(size)
+            self._names = NameDelivery(store)
+            self._tasks = TaskDispatcher(self._names)
+            self._ranks = ElasticPool(int(size), start_method, launch, self._names, self._tasks.output_of)
+            self._views = session_views.SessionViews(self._ranks, self._names, self._tasks)
+        else:
+            hosts = importlib.import_module("nbparallel.cluster.host_session")  # it stands on this package
+            parts = hosts.make_parts(cluster, world_size, start_method, ranks_per_host, max_hosts)
+            self._names, self._tasks, self._ranks, self._views = parts
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place
-        self._queue = CellQueue(self._session_lock, self._tasks, self._ranks, self._launch, self._finish)
+        self._line = deque[QueuedCell]()
 
     @property
     def closed(self) -> bool:
@@ -254,7 +281,40 @@ class Session:
         queue : bool
             If the ranks are busy, run it when all cells that were submitted before it have ended.
         """
-        return self._queue.submit(cell, ranks, CellOptions(**options), queue=queue)
+        made: list[PendingCell] = []
+        submit = self._put_behind if queue and (self._line or self._session_lock.held) else self._start
+        try:
+            submit(cell, ranks, CellOptions(**options), made)
+            return made[0]
+        except BaseException:
+            for pending in made:  # an interrupt at the very end, and no caller has the cell
+                pending.cancel()
+            raise
+
+    def _start(
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
+    ) -> None:
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
+            run = self._launch(cell, ranks, options, interrupts)
+            finish = partial(self._finish, run, interrupts)
+            made.append(PendingCell(finish, interrupts, self._session_lock.release, run.output))
+
+    def _put_behind(
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
+    ) -> None:
+        """Put a cell behind those that were submitted before it."""
+        if options.share:
+            raise BusyError(
+                "a cell that waits for its turn cannot share arrays, because they may have to be moved: "
+                "%share them before, or leave out --queue"
+            )
+        self._session_lock.on_release = partial(nudge_first, self._line)
+        with InterruptCounter():
+            check_cell(cell, options)
+            names = self._tasks.gather(cell, options, select_ranks(ranks, self.world_size))
+            context = contextvars.copy_context()  # numpy's and decimal's settings are there
+            launch: Any = partial(context.run, partial(self._launch, cell, ranks, options, names=names))
+            made.append(QueuedCell(self._line, self._session_lock, launch, self._finish, options.sink))
 
     def _launch(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, interrupts: InterruptCounter,
