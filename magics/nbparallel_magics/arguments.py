@@ -21,9 +21,9 @@ _NUMBER = r"-?[0-9]{1,9}"
 _ONE = re.compile(f"({_NUMBER})")
 _SPAN = re.compile(f"({_NUMBER})-({_NUMBER})")
 _SLICE = re.compile(f"({_NUMBER})?:({_NUMBER})?(?::({_NUMBER})?)?")
-_HOST = re.compile(r"@(.+)")
+_PART = re.compile(r"@(.+)")
 _FORMS = "write numbers and ranges as in 0,2-3, a slice as in ::2, or -1 for the last"
-_NO_HOSTS: Mapping[str, range] = {}
+_ONE_PART: Mapping[str, range] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class RankSpec:
     def parse(cls, text: str) -> RankSpec:
         """Check the form of `text`; ValueError names what is wrong with it."""
         for part in _parts(text):
-            if _HOST.fullmatch(part):
+            if _PART.fullmatch(part):
                 continue
             match = _SLICE.fullmatch(part)
             if match and match[3] is not None and int(match[3]) == 0:
@@ -46,15 +46,15 @@ class RankSpec:
                 raise ValueError(f"{part!r} in the ranks {text!r} names no rank: {_FORMS}")
         return cls(text)
 
-    def resolve(self, world_size: int, hosts: Mapping[str, range] = _NO_HOSTS) -> tuple[int, ...]:
+    def resolve(self, world_size: int, parts: Mapping[str, range] = _ONE_PART) -> tuple[int, ...]:
         """Return the ranks, in ascending order, each once; ValueError if one does not exist."""
         chosen: set[int] = set()
         for part in _parts(self.text):
-            if match := _HOST.fullmatch(part):
-                if match[1] not in hosts:
-                    names = f"hosts are {', '.join(hosts)}" if hosts else "the session is on one machine"
+            if match := _PART.fullmatch(part):
+                if match[1] not in parts:
+                    names = f"hosts are {', '.join(parts)}" if parts else "the session is on one machine"
                     raise ValueError(f"there is no host {match[1]!r}: {names}")
-                chosen.update(hosts[match[1]])
+                chosen.update(parts[match[1]])
             elif match := _SLICE.fullmatch(part):
                 start, stop, step = (int(group) if group else None for group in match.groups())
                 chosen.update(range(world_size)[start:stop:step])

@@ -108,8 +108,11 @@ class RankCompleter:
 
     def _arrays(self, token: str) -> Found:
         numpy = sys.modules.get("numpy")  # without it there is no array
-        torch = sys.modules.get("torch")  # while it is being imported it may lack both
-        tensors = (getattr(torch, "Tensor", ()), getattr(getattr(torch, "nn", None), "Module", ()))
+        tensors: tuple[type, ...] = ()
+        if numpy:
+            from nbparallel.sharing.tensors import tensor_types
+
+            tensors = tensor_types()
         for name, value in list(self._state.shell.user_ns.items()):
             if not name.startswith(token) or name[0] == "_":
                 continue
@@ -132,7 +135,7 @@ class RankCompleter:
     def _on_ranks(self, above: str, line: str, token: str) -> Found:
         """Ask rank 0; its completions may begin before or behind the token that IPython replaces."""
         session = self._state.running_session()
-        if session is None or session.hosts:
+        if session is None or session.place.parts:
             return
         text = f"{above}\n{line}" if above else line
         begin = len(text) - len(token)

@@ -223,7 +223,7 @@ class ErrorRendering:
 
 
 def full_tracebacks(
-    failures: Mapping[int, RankFailure], spec: RankSpec | None, world_size: int, hosts: Mapping[str, range]
+    failures: Mapping[int, RankFailure], spec: RankSpec | None, world_size: int, parts: Mapping[str, range]
 ) -> str:
     """Return the whole tracebacks of the ranks that raised, or of those in `spec`; equal ones once."""
     from nbparallel.session.tasks.parallel_error import full_text
@@ -231,7 +231,7 @@ def full_tracebacks(
     if spec is not None:
         try:
             most = max(world_size, max(failures) + 1)  # some may have been taken away since
-            chosen = spec.resolve(most, hosts)
+            chosen = spec.resolve(most, parts)
         except ValueError as error:
             raise UsageError(str(error)) from None
         if missing := [rank for rank in chosen if rank not in failures]:

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from nbparallel.errors import NO_RANKS, naming_hosts, rank_list
+from nbparallel.errors import NO_RANKS, labelled_ranks, rank_list
 from nbparallel.errors.text.escaping import encodable
 from nbparallel_magics import background, flags
 from nbparallel_magics import run_cell as cells
@@ -20,11 +20,11 @@ from nbparallel_magics.output import cell_views
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, timeline
-from nbparallel_magics.views.hosts import hosts_table
-from nbparallel_magics.views.own_processes import household_report, own_segments_table, processes_table
-from nbparallel_magics.views.segments import segments_table
-from nbparallel_magics.views.status import status_table
-from nbparallel_magics.views.who import who_table
+from nbparallel_magics.views.hosts import HostsView
+from nbparallel_magics.views.own_processes import HouseholdSegmentsView, ProcessesView, household_report
+from nbparallel_magics.views.segments import SegmentsView
+from nbparallel_magics.views.status import StatusView
+from nbparallel_magics.views.who import WhoView
 
 if TYPE_CHECKING:
     from nbparallel.distributed.races.report import RaceReport
@@ -135,12 +135,12 @@ class ParallelMagics(Magics):
             if name not in variables:
                 flags.CLUSTER.error(f"the notebook has no variable {name!r}")
             with brief_errors():
-                self.state.use_cluster(variables[name], **vars(options))
+                self.state.use_elsewhere(cluster=variables[name], **vars(options))
         session = self.state.session
         if session is None or not session.hosts:
             flags.CLUSTER.error("no cluster is used: %parallel_cluster client")
         activity = session.activity() if session.started else None
-        display(hosts_table(session.hosts, () if activity is None else activity.ranks))
+        display(HostsView(session.hosts, () if activity is None else activity.ranks))
 
     @line_magic
     @documented_by(flags.STRATEGY)
@@ -152,7 +152,7 @@ class ParallelMagics(Magics):
         if words:
             print(sharing.switch(words))  # noqa: T201
         else:
-            display(sharing.strategies_table())
+            display(sharing.StrategyView.now())
 
     @line_magic
     @documented_by(flags.STATUS)
@@ -162,9 +162,9 @@ class ParallelMagics(Magics):
         if session is None:
             print(NO_RANKS)  # noqa: T201
         else:
-            self._display(session, status_table(session.statistics()))
-        if (report := household_report()) is not None and report.guests:
-            display(processes_table(report))
+            self._display(session, StatusView(session.statistics()))
+        if (report := household_report()) is not None and report.processes:
+            display(ProcessesView(report))
 
     @line_magic
     @documented_by(flags.SEGMENTS)
@@ -178,9 +178,9 @@ class ParallelMagics(Magics):
         else:
             names = self.state.shell.user_ns
             who = session.who(names, self.state.shell.user_ns_hidden)
-            display(segments_table(session.statistics(names), who))
+            display(SegmentsView(session.statistics(names), who))
         if (report := household_report()) is not None and report.segments:
-            display(own_segments_table(report))
+            display(HouseholdSegmentsView(report))
 
     @line_magic
     @documented_by(flags.WHO)
@@ -191,7 +191,7 @@ class ParallelMagics(Magics):
             print(NO_RANKS)  # noqa: T201
         else:
             shell = self.state.shell
-            self._display(session, who_table(session.who(shell.user_ns, shell.user_ns_hidden)))
+            self._display(session, WhoView(session.who(shell.user_ns, shell.user_ns_hidden)))
 
     @line_magic
     @documented_by(flags.DOCTOR)
@@ -246,11 +246,11 @@ class ParallelMagics(Magics):
     def parallel_stop(self, line: str) -> None:
         flags.STOP.parse_line(line)
         session, cell = self.state.running_session(), self.state.background
-        hosts = {} if session is None else session.hosts
+        elsewhere = session is not None and session.place.parts
         running = "" if cell is None or cell.pending.done() else f"In[{cell.number}] had not ended; "
         self.state.stop()
         ended = NO_RANKS if session is None else running + stopped_note(session.world_size)
-        print(f"{ended}{LEFT_CLUSTER * bool(hosts)}")  # noqa: T201
+        print(f"{ended}{LEFT_CLUSTER * bool(elsewhere)}")  # noqa: T201
 
     @line_magic
     @documented_by(flags.RESULT)
@@ -270,14 +270,14 @@ class ParallelMagics(Magics):
         if not self.state.failures:
             flags.TRACEBACK.error("no cell has failed on ranks yet")
         session = self.state.running_session()
-        size, hosts = 0 if session is None else session.world_size, self.state.failures_hosts
-        with naming_hosts(hosts):
-            text = full_tracebacks(self.state.failures, options.ranks, size, hosts)
+        size, place = 0 if session is None else session.world_size, self.state.failures_place
+        with labelled_ranks(place.label_of):
+            text = full_tracebacks(self.state.failures, options.ranks, size, place.parts)
         print(text)  # noqa: T201
 
     def _display(self, session: Session, view: object) -> None:
-        """Show a view of a session, with the hosts of its ranks."""
-        with naming_hosts(session.hosts):
+        """Show a view of a session."""
+        with labelled_ranks(session.place.label_of):
             display(view)
 
     def _session_to(self, parser: MagicParser) -> Session:

@@ -78,7 +78,7 @@ def _queues(state: ExtensionState, options: argparse.Namespace) -> bool:
 def resolve(spec: RankSpec, session: Session) -> tuple[int, ...]:
     """Return the ranks of a session that `spec` names; UsageError if one does not exist."""
     try:
-        return spec.resolve(session.world_size, session.hosts)
+        return spec.resolve(session.world_size, session.place.parts)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -12,6 +12,7 @@ from traitlets import Bool, Enum, Float, Int, TraitError
 from traitlets.config import Config, Configurable
 
 from nbparallel.session import running_sessions
+from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.cell_views import CellView, picture
@@ -151,15 +152,15 @@ class PrestartedSupervisor:
 
 
 def _make_session(
-    world_size: int | None, start_method: str, prestarted: PrestartedSupervisor, hosts: Mapping[str, Any]
+    world_size: int | None, start_method: str, prestarted: PrestartedSupervisor, elsewhere: Mapping[str, Any]
 ) -> Session:
     """Return a session; its supervisor starts before the session's code is imported."""
     from nbparallel.session.processes.launch import SupervisorLaunch
 
-    if hosts:
+    if elsewhere:
         from nbparallel.session import Session
 
-        return Session(world_size, start_method=start_method, **hosts)
+        return Session(world_size, start_method=start_method, **elsewhere)
 
     launch = prestarted.take() or SupervisorLaunch(start_method)
     try:
@@ -186,8 +187,8 @@ class ExtensionState:
         """Supervisor and template for the first session."""
         self.failures: Mapping[int, RankFailure] = {}
         """Failures of the last cell that failed, the root cause first; or where ranks were interrupted."""
-        self.failures_hosts: Mapping[str, range] = {}
-        """The ranks of each host then, if there were several."""
+        self.failures_place = WorldPlace(0)
+        """Where the ranks were then."""
         self.races = CellView("check_races", "race_report")
         self.views = (CellView("draw", "drawn", picture), self.races)
         self.background: BackgroundCell | None = None
@@ -235,7 +236,7 @@ class ExtensionState:
             self._check_size(world_size, 0)
             return self._new_session(world_size)
         if world_size is not None and world_size != session.world_size:
-            if not session.hosts:
+            if not session.place.parts:
                 self._check_size(world_size, session.world_size)
             session.resize(world_size)
             if session.started:
@@ -254,7 +255,8 @@ class ExtensionState:
         from nbparallel.session.processes.limits import cpu_count_text, usable_cpus
 
         cpus, size = usable_cpus(), session.world_size
-        if self.configuration.welcome and not self.configuration.n and size == cpus and not session.hosts:
+        by_default = not self.configuration.n and size == cpus and not session.place.parts
+        if self.configuration.welcome and by_default:
             note = f"{cpu_count_text(cpus)}, so {_rank_count(size)}; -n sets another number"
             if note not in self.notes:  # a cell that did not start them has left it there
                 self.notes.append(note)
@@ -268,17 +270,16 @@ class ExtensionState:
         failures: Mapping[int, RankFailure] = getattr(error, "failures", {})
         if failures:
             self.failures = failures
-            self.failures_hosts = {} if self.session is None else self.session.hosts
+            if self.session is not None:
+                self.failures_place = self.session.place
 
     def new_output(self, order: str = "") -> CellOutput:
         """Return what shows a cell's output here; `order`: ``rank`` or ``stream``, else as configured."""
         publisher = publisher_for(self.shell, self.notebook)
         return CellOutput(publisher, order=order or self.configuration.output, logs=self.logs)
 
-    def use_cluster(self, cluster: Any, **sizes: int | None) -> None:
-        """Have a session on the hosts of a cluster, whose ranks start with the next cell.
-
-        `sizes` are ``ranks_per_host`` and ``max_hosts`` of `nbparallel.Session`.
+    def use_elsewhere(self, **elsewhere: Any) -> None:
+        """Have a session elsewhere, as these arguments of `nbparallel.Session` say, from the next cell on.
 
         Raises
         ------
@@ -288,15 +289,15 @@ class ExtensionState:
         if self.running_session() is not None:
             raise UsageError("ranks are running: end them with %parallel_stop first")
         self.stop()
-        self._new_session(None, {"cluster": cluster, **sizes})
+        self._new_session(None, elsewhere)
 
-    def _new_session(self, world_size: int | None, hosts: Mapping[str, Any] | None = None) -> Session:
+    def _new_session(self, world_size: int | None, elsewhere: Mapping[str, Any] | None = None) -> Session:
         from nbparallel.session.interrupts import InterruptCounter
 
         try:
             with InterruptCounter():  # an interrupt waits until there is something that can be stopped
                 session = self.session = _make_session(
-                    world_size, self.configuration.start_method, self.prestarted, hosts or {}
+                    world_size, self.configuration.start_method, self.prestarted, elsewhere or {}
                 )
         except KeyboardInterrupt:
             self.stop()

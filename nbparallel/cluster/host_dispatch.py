@@ -32,13 +32,14 @@ from nbparallel.errors import (
     InternalError,
     ObjectArrayError,
     StartError,
-    naming_hosts,
+    labelled_ranks,
 )
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.cell_inputs import check_known
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.names.encoding import SharedArrays, Value
 from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.elastic_pool import TaskPool
 from nbparallel.session.results import CellClock, CellResult
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.dispatch import NOTED_NBYTES, TaskDispatcher, name_sizes
@@ -232,14 +233,14 @@ class HostRun(TaskRun):
     running: Any = ()
     """Hosts that have the task and have not reported."""
 
-    def __init__(self, pool: Any, request: TaskRequest, output: TaskOutput) -> None:
+    def __init__(self, pool: HostPool, request: TaskRequest, output: TaskOutput) -> None:
         nothing: Any = None
         super().__init__(pool, request, {}, nothing, output)
         self.running = []
         self.hosts: dict[str, list[int]] = {}
         for rank in request.ranks:
-            self.hosts.setdefault(pool.host_of(rank), []).append(rank)
-        self._host_pool: HostPool = pool
+            self.hosts.setdefault(pool.place.host_of(rank), []).append(rank)
+        self._host_pool = pool
         self._tasks = {
             host: {rank: replace(request.make(rank), ranks=tuple(ranks)) for rank in ranks}
             for host, ranks in self.hosts.items()
@@ -261,10 +262,10 @@ class HostRun(TaskRun):
     def send(self, keep_messages: bool) -> None:
         """Send each host its part; one that does not take it is lost for this task."""
         number, options, parts = self.request.number, self.request.options, dict[str, bytes]()
-        whole = len(self.hosts) > 1 and len(self.request.ranks) == self._host_pool.world_size
+        whole = len(self.hosts) > 1 and len(self.request.ranks) == self._host_pool.place.world_size
         for host, tasks in self._tasks.items():
             self.task = self.task or tasks[self.hosts[host][0]]
-            names = self._host_pool.hosts.hosts if whole and runs_user_code(self.task) else ()
+            names = self._host_pool.place.hosts if whole and runs_user_code(self.task) else ()
             task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, names)
             parts[host] = pickle.dumps((task,), 5)
         self.running = list(self.hosts)
@@ -275,7 +276,7 @@ class HostRun(TaskRun):
                 self._lose(host, reason, silent=reply.silent)
 
     def _step(self, interrupts: InterruptCounter) -> None:
-        item = self._host_pool.next_message(max(0.0, self._looked + LOOK_SECONDS - time.monotonic()))
+        item = self._host_pool.next_event(max(0.0, self._looked + LOOK_SECONDS - time.monotonic()))
         if item is not None:
             self._hear(*item)
         if time.monotonic() - self._looked >= LOOK_SECONDS:
@@ -375,7 +376,7 @@ class HostDispatcher(TaskDispatcher):
 
     def prepare(
         self,
-        pool: Any,
+        pool: TaskPool,
         make: TaskFactory,
         options: CellOptions,
         notes: list[str],
@@ -388,7 +389,7 @@ class HostDispatcher(TaskDispatcher):
             )
         return super().prepare(pool, make, options, notes, watch)
 
-    def prepare_cell(self, pool: Any, cell: str, options: CellOptions, *rest: Any) -> TaskRequest:
+    def prepare_cell(self, pool: TaskPool, cell: str, options: CellOptions, *rest: Any) -> TaskRequest:
         if options.check_races:
             raise HostBoundaryError(
                 "check_races looks at memory that ranks of one machine share: leave it out, or run the cell "
@@ -396,8 +397,9 @@ class HostDispatcher(TaskDispatcher):
             )
         return super().prepare_cell(pool, cell, options, *rest)
 
-    def launch(self, pool: Any, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
-        with naming_hosts(pool.hosts.by_host):
+    def launch(self, pool: TaskPool, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
+        assert isinstance(pool, HostPool), "the ranks are on hosts"
+        with labelled_ranks(pool.place.label_of):
             pool.refuse_lost(request.ranks)
             output = self._open_output(request.number, request.options.sink, request.notes)
             run = HostRun(pool, request, output)
@@ -431,6 +433,8 @@ class HostDispatcher(TaskDispatcher):
             run.ended_ns = time.monotonic_ns()
 
     def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
-        place = run.pool.hosts
-        with naming_hosts({} if place is None else place.by_host):
+        with labelled_ranks(run.pool.place.label_of):
             return super()._finish(run, interrupts)
+
+    def _record(self, run: TaskRun) -> None:
+        pass  # hosts keep what their ranks have noted

@@ -17,11 +17,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_messages import MORE, versions
 from nbparallel.errors import (
     NO_RANKS,
     STOPPED,
     ClosedError,
+    HostBoundaryError,
     HostLostError,
     StartError,
     rank_list,
@@ -29,8 +31,7 @@ from nbparallel.errors import (
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
-from nbparallel.transfer.pickle_format import ByValue
-from nbparallel.wire.identity import WorldPlace
+from nbparallel.transfer.pickle_format import ArrayStore, ByValue
 from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class HostPool:
     ----------
     cluster : DaskCluster
         It belongs to this object.
-    hosts : WorldPlace
+    place : HostPlace
         Where ranks are to be.
     names : NameDelivery
         Forgets what was delivered to ranks that have ended.
@@ -127,17 +128,17 @@ class HostPool:
     def __init__(
         self,
         cluster: DaskCluster,
-        hosts: WorldPlace,
+        place: HostPlace,
         start_method: str,
         names: NameDelivery,
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
-        self.cluster, self.hosts, self.start_method = cluster, hosts, start_method
-        self.world_size, self.ranks = hosts.world_size, range(hosts.world_size)
+        self.cluster, self.place, self.start_method = cluster, place, start_method
+        self.ranks = range(place.world_size)
         self.pool: HostPool | None = None
         """Itself, when the ranks run."""
         self.starting: tuple[int, ...] = ()  # the ranks that are being started
-        self.store: Any = ByValue()
+        self.store: ArrayStore = ByValue()
         self.messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         """What nodes have sent that is no output, with the host; None: look again."""
         self.changed: set[str] = set()  # hosts on which ranks have died since the last task
@@ -193,10 +194,6 @@ class HostPool:
     # hosts ------------------------------------------------------------------------------------------------
 
     @property
-    def supervisor(self) -> HostPool:
-        return self
-
-    @property
     def running(self) -> HostPool:
         """Itself; RuntimeError if the ranks do not run."""
         if self.pool is None:
@@ -237,7 +234,7 @@ class HostPool:
         self._refuse_closed()
         if self.pool is None:
             try:
-                self._start(range(len(self.hosts.hosts)), interrupts)
+                self._start(range(len(self.place.hosts)), interrupts)
                 self._refuse_closed()
             except BaseException:
                 self._release()
@@ -274,7 +271,7 @@ class HostPool:
 
         A `StartError` about two that cannot reach each other names both.
         """
-        here = set(self.hosts.hosts) - self._lost.keys()
+        here = set(self.place.hosts) - self._lost.keys()
         for revived in self.ask(
             "take_revived", dict.fromkeys(self.changed & here, ()), START_SECONDS
         ).values():
@@ -289,7 +286,7 @@ class HostPool:
 
     def _start(self, indices: Iterable[int], interrupts: InterruptCounter) -> None:
         """Start the ranks of some of the hosts."""
-        places = {self.hosts.hosts[index]: replace(self.hosts, index=index) for index in indices}
+        places = {self.place.hosts[index]: replace(self.place, index=index) for index in indices}
         self.starting = tuple(rank for place in places.values() for rank in place.ranks)
         abandoned = threading.Event()
 
@@ -337,28 +334,28 @@ class HostPool:
     def _try_replace(self, host: str, interrupts: InterruptCounter) -> bool:
         """Start the ranks of a lost host if a host can be found for them; return whether they run."""
         there = self.cluster.hosts()
-        unused = [other for other in there if other not in self.hosts.hosts]
+        unused = [other for other in there if other not in self.place.hosts]
         found = host if host in there else next(iter(unused), None)
         if found is None:
             return False
-        former, reason = self.hosts, self._lost[host]
+        former, reason = self.place, self._lost[host]
         index = former.hosts.index(host)
-        self.hosts = replace(former, hosts=(*former.hosts[:index], found, *former.hosts[index + 1 :]))
+        self.place = replace(former, hosts=(*former.hosts[:index], found, *former.hosts[index + 1 :]))
         try:
             self._start([index], interrupts)
         except BaseException as error:
             self.host_lost(found, "")
             del self._lost[found]
-            self.hosts, self._lost[host] = former, f"{reason.partition(AGAIN)[0]}{AGAIN}{error}"
+            self.place, self._lost[host] = former, f"{reason.partition(AGAIN)[0]}{AGAIN}{error}"
             if isinstance(error, StartError):
                 return False  # such as of a worker whose end the scheduler has not noticed
             raise
         del self._lost[host]
         if found != host:
-            others = set(self.hosts.hosts) - self._lost.keys() - {found}
+            others = set(self.place.hosts) - self._lost.keys() - {found}
             with contextlib.suppress(StartError):  # of one that is lost as well: the task finds that
-                self.ask("rename_hosts", dict.fromkeys(others, (self.hosts.hosts,)), ANSWER_SECONDS)
-        ranks = former.by_host[host]
+                self.ask("rename_hosts", dict.fromkeys(others, (self.place.hosts,)), ANSWER_SECONDS)
+        ranks = former.parts[host]
         self._forget(ranks)
         self._notes.append(
             f"host {host} was lost ({reason.partition(NEW_LINE)[0]}), and with it the variables of "
@@ -368,14 +365,14 @@ class HostPool:
 
     def refuse_lost(self, ranks: Iterable[int]) -> None:
         """Raise if one of these ranks is on a host that is lost."""
-        for host in map(self.host_of, ranks):
+        for host in map(self.place.host_of, ranks):
             if (reason := self._lost.get(host)) is not None:
-                left = [rank for rank in self.ranks if self.host_of(rank) not in self._lost]
+                left = [rank for rank in self.ranks if self.place.host_of(rank) not in self._lost]
                 why = "its worker is not used again" if host in self._given_up else "no worker has that name"
                 advice = f"; {why}, and no host is unused: start a worker" + f", or use ranks={left}" * bool(
                     left
                 )
-                raise host_loss(host, self.hosts.by_host[host], reason, advice)
+                raise host_loss(host, self.place.parts[host], reason, advice)
 
     def refuse_gone(self, host: str) -> None:
         """Raise if the node of a host is not there any more."""
@@ -383,9 +380,9 @@ class HostPool:
         reply = self.cluster.call("hello", {host: pickle.dumps(())}, seconds)[host]
         if reason := reply.error or (f"no answer within {ANSWER_SECONDS:g} s" if reply.silent else ""):
             self.host_lost(host, reason, silent=reply.silent)  # one that answers can be used again
-            raise host_loss(host, self.hosts.by_host[host], reason)
+            raise host_loss(host, self.place.parts[host], reason)
 
-    def next_message(self, timeout: float) -> tuple[str, tuple[Any, ...]] | None:
+    def next_event(self, timeout: float | None) -> tuple[str, tuple[Any, ...]] | None:
         """Return what a node has sent, and which; None after `timeout` seconds or a `wake`."""
         try:
             item = self.messages.get(timeout=timeout)
@@ -412,20 +409,30 @@ class HostPool:
         if task > self._linked.get(pair, task):
             del self._linked[pair]
 
-    def host_of(self, rank: int) -> str:
-        """Return the name of a rank's host."""
-        return self.hosts.host_of(rank)
-
     def take_notes(self) -> list[str]:
         notes, self._notes = self._notes, []
         return notes
 
+    def ended(self, milliseconds: float = 0) -> bool:
+        return False
+
     def invalidate_epoch(self) -> None:
         pass  # nodes know by themselves
 
+    def check_size(self, world_size: int) -> None:
+        if world_size != self.place.world_size:
+            raise HostBoundaryError(
+                "the number of ranks of a session on hosts is fixed when it is made: make another one, as "
+                "with `%parallel_cluster --ranks-per-host 4 client` or Session(cluster=client, "
+                "ranks_per_host=4)"
+            )
+
+    def resize(self, world_size: int, interrupts: InterruptCounter) -> None:
+        self.check_size(world_size)
+
     def end(self, rank: int | None) -> None:
         """Restart a rank, or all."""
-        hosts = self.hosts.hosts if rank is None else (self.host_of(rank),)
+        hosts = self.place.hosts if rank is None else (self.place.host_of(rank),)
         self.ask("restart", dict.fromkeys(hosts, (rank,)), START_SECONDS)
         self._forget(self.ranks if rank is None else [rank])
 

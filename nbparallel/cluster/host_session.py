@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from nbparallel.cluster.host_dispatch import HostDispatcher, HostNames
+from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_pool import NEW_LINE, HostPool
+from nbparallel.cluster.joined_views import join_activity, join_names, join_statistics
 from nbparallel.errors import NO_RANKS, HostBoundaryError
 from nbparallel.session.monitoring.session_views import SessionViews
-from nbparallel.wire.identity import WorldPlace
 
 if TYPE_CHECKING:
     from nbparallel.cluster.dask.dask_cluster import DaskCluster
@@ -75,7 +76,7 @@ def find_adapter(cluster: Any) -> DaskCluster:
 
 def place_ranks(
     hosts: Mapping[str, int], world_size: int | None, ranks_per_host: int | None, max_hosts: int | None
-) -> WorldPlace:
+) -> HostPlace:
     """Return which ranks stand on which hosts: host by host, in order of their names.
 
     Raises
@@ -105,7 +106,7 @@ def place_ranks(
         if world_size is None or firsts[-1] < world_size:
             names.append(name)
             firsts.append(min(firsts[-1] + size, most if world_size is None else world_size))
-    return WorldPlace(tuple(names), tuple(firsts), 0)
+    return HostPlace(firsts[-1], tuple(names), tuple(firsts), 0)
 
 
 class HostViews(SessionViews):
@@ -113,9 +114,10 @@ class HostViews(SessionViews):
 
     # docstrings inherited
 
-    def __init__(self, pool: Any, names: HostNames, tasks: HostDispatcher) -> None:
-        super().__init__(pool, names, tasks)
-        self._host_pool: HostPool = pool
+    def __init__(self, pool: HostPool, names: HostNames, tasks: HostDispatcher) -> None:
+        nothing: Any = None
+        super().__init__(nothing, names, tasks)  # whose methods are all replaced
+        self._host_pool = pool
         self._arrays = names.arrays
 
     def _view(
@@ -123,7 +125,7 @@ class HostViews(SessionViews):
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what the method of that name of each node's session returned, and why others say nothing."""
         lost, seen = self._host_pool.missing, dict[str, Any]()
-        there = [host for host in hosts or self._host_pool.running.hosts.hosts if host not in lost]
+        there = [host for host in hosts or self._host_pool.running.place.hosts if host not in lost]
         asked = dict.fromkeys(there, pickle.dumps(arguments))
         for host, reply in self._host_pool.cluster.call(method.__name__, asked, VIEW_SECONDS).items():
             if reply.error or reply.silent:
@@ -133,40 +135,32 @@ class HostViews(SessionViews):
         return seen, lost
 
     def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
-        from nbparallel.session.monitoring import joined_views
-
         seen, missing = self._view(self.statistics)
-        return joined_views.join_statistics(
-            self._host_pool.hosts, seen, missing, self._host_pool.start_method
-        )
+        return join_statistics(self._host_pool.place, seen, missing, self._host_pool.start_method)
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
-        from nbparallel.session.monitoring import joined_views
-
         names = self._names.namespace if namespace is None else namespace
         seen, missing = self._view(self.who)
-        return joined_views.join_names(self._host_pool.hosts, seen, missing, names or {}, hidden or {})
+        return join_names(self._host_pool.place, seen, missing, names or {}, hidden or {})
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
         if self._host_pool.pool is None:
             return ()
-        seen, _ = self._view(self.complete, text, cursor, patience, hosts=self._host_pool.hosts.hosts[:1])
+        seen, _ = self._view(self.complete, text, cursor, patience, hosts=self._host_pool.place.hosts[:1])
         return next(iter(seen.values()), ())
 
     def activity(self) -> SessionActivity:
-        from nbparallel.session.monitoring import joined_views
-
         pool, starting = self._host_pool, self._host_pool.starting
         if pool.pool is None and not starting:
             raise RuntimeError(NO_RANKS)
         seen, missing = ({}, {}) if pool.pool is None else self._view(self.activity)
         clock, moving = self._tasks.clock, self._arrays.moving
-        return joined_views.join_activity(pool.hosts, seen, missing, clock, starting=starting, moving=moving)
+        return join_activity(pool.place, seen, missing, clock, starting=starting, moving=moving)
 
-    def host_findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         from nbparallel.session.diagnostics.doctor import Finding, Severity
 
-        seen, missing = self._view(self.host_findings)
+        seen, missing = self._view(self.findings)
         lost = [Finding("its node", Severity.PROBLEM, why, AGAIN, host) for host, why in missing.items()]
         return (
             *lost,

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_messages import (
     INLINE,
     HostReport,
@@ -20,12 +21,11 @@ from nbparallel.cluster.host_messages import (
 )
 from nbparallel.cluster.node_port import NodePort
 from nbparallel.cluster.node_session import NodeSession
-from nbparallel.errors import NbParallelError, host_of_rank
+from nbparallel.errors import NbParallelError, label_of_rank
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.wire.frames import DOOR_HEAD, DoorKind
-from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Display, Outcome
 from nbparallel.wire.system import roomy_pair
 
@@ -122,7 +122,7 @@ class Node:
     def handle(self, op: str, data: bytes) -> bytes:
         """Handle a call of the kernel."""
         if self._session is not None:
-            host_of_rank.set(self._session.place.host_of)  # each call has a thread, and its context
+            label_of_rank.set(self._session.place.label_of)  # each call has a thread, and its context
         if op == "fill":  # the piece stands behind what was pickled
             number, start, size = pickle.loads(data)
             self._running.arrays.fill(number, start, memoryview(data)[-size:])
@@ -145,8 +145,8 @@ class Node:
     def _on_hello(self) -> dict[str, str]:
         return versions()
 
-    def _on_start(self, place: WorldPlace, start_method: str) -> None:
-        host_of_rank.set(place.host_of)
+    def _on_start(self, place: HostPlace, start_method: str) -> None:
+        label_of_rank.set(place.label_of)
         with self._owning:
             if (launch := self._launch) is None:
                 raise NbParallelError("the node of this host ends, or its ranks were started already")
@@ -206,6 +206,6 @@ class Node:
         if isinstance(message, RankDeath) and not self._ended:
             send_message(self.port.emit, "died", time.monotonic_ns())
         elif isinstance(message, Outcome) and not message.ok:
-            host_of_rank.set(self._running.place.host_of)  # of this thread's messages
+            label_of_rank.set(self._running.place.label_of)  # of this thread's messages
             notice = self._running.first_failure(message.number) or notice_of(message)
             send_message(self.port.emit, "failed", message.number, notice)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel import sharing
+from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_messages import (
     SAME_ERRORS,
     FailureNotice,
@@ -23,6 +24,7 @@ from nbparallel.errors import RankDiedError, SegmentLostError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.monitoring.session_views import load_views
 from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.session import Session
@@ -34,7 +36,6 @@ from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Outcome, RankMemory, Task, runs_user_code
 from nbparallel.wire.name_updates import NameKind
 
@@ -102,11 +103,13 @@ class NodeSession(Session):
     Those are in `place`; `on_event` is called in the event loop's thread with outcomes and deaths of ranks.
     """
 
+    _ranks: ElasticPool
+
     def __init__(
-        self, place: WorldPlace, start_method: str, launch: SupervisorLaunch, on_event: Callable[[Any], None]
+        self, place: HostPlace, start_method: str, launch: SupervisorLaunch, on_event: Callable[[Any], None]
     ) -> None:
         super().__init__(len(place.ranks), start_method=start_method, launch=launch)
-        self.place = self._ranks.hosts = place
+        self._ranks.place = place
         self._on_event = on_event
         self._failing = threading.Lock()
         self._told: tuple[int, FailureNotice | None] = 0, None
@@ -116,10 +119,18 @@ class NodeSession(Session):
 
     def _ensure(self, interrupts: InterruptCounter) -> RankPool:
         if (pool := self._ranks.pool) is not None:
-            self._revived.update(pool.ranks if pool.lost else [handle.rank for handle in pool.dead()])
-        pool = super()._ensure(interrupts)
+            self._revived.update(pool.ranks if pool.ended() else [handle.rank for handle in pool.dead()])
+        super()._ensure(interrupts)
+        pool = self._ranks.running
         pool.listen(self._on_event)
         return pool
+
+    @property
+    def place(self) -> HostPlace:
+        """Which ranks are where."""
+        place = self._ranks.place
+        assert isinstance(place, HostPlace), "it was made with one"
+        return place
 
     def start(self) -> None:
         """Start the ranks now; what only few tasks need is imported after that."""
@@ -136,12 +147,12 @@ class NodeSession(Session):
     def rename_hosts(self, hosts: tuple[str, ...]) -> None:
         """Have the messages of this host's ranks, from the next task on, name the hosts as they are now."""
         with self._session_lock.hold():
-            self.place = self._ranks.hosts = replace(self.place, hosts=hosts)
+            self._ranks.place = replace(self.place, hosts=hosts)
             if (pool := self._ranks.pool) is not None:
-                pool.hosts = self.place
+                pool.place = self.place
                 pool.invalidate_epoch()  # ranks learn it as they join the next one
 
-    def host_findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """Return what is wrong with this machine, with the name of the host."""
         from nbparallel.session.diagnostics.doctor import Finding, Severity, examine
 
@@ -158,7 +169,7 @@ class NodeSession(Session):
     def lack(self, wanted: Sequence[ArrayHandle]) -> list[int]:
         """Return the numbers of those of the notebook's arrays that have to be sent for the next task."""
         with self._session_lock.hold() as interrupts:
-            return self.arrays.lack(wanted, self._ensure(interrupts).supervisor.broker)
+            return self.arrays.lack(wanted, self._ensure(interrupts).broker)
 
     def perform_task(
         self, task: HostTask, output: TaskOutput, begun: Callable[[], None], fds: tuple[int, ...]
@@ -172,7 +183,7 @@ class NodeSession(Session):
             if late := sorted(self._revived.intersection(task.tasks)):  # the kernel took them for alive
                 return _not_begun(task, late)
             notes = self._ranks.take_notes()
-            broker = pool.supervisor.broker
+            broker = pool.broker
             tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
             request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)
@@ -208,7 +219,7 @@ class NodeSession(Session):
                 run.pool.invalidate_epoch()
                 run.control.write_failure(notice.rank, notice.kind, number, notice.rank, notice.text)
                 run.escalation.record_failure()
-                run.pool.wake()
+                run.rank_pool.wake()
 
     def first_failure(self, number: int) -> FailureNotice | None:
         """Return what went wrong first in a task; None if that is not known, or it has ended."""
@@ -254,7 +265,7 @@ def _portable(outcome: Outcome, pool: RankPool) -> Outcome:
     value, problem = outcome.value, outcome.value_error
     if value is not None:
         try:
-            loaded = pickling.loads(value, pool.store, broker=pool.supervisor.broker)
+            loaded = pickling.loads(value, pool.store, broker=pool.broker)
             value = pickling.dumps(loaded, _BY_VALUE).data
         except Exception as error:  # noqa: BLE001  rebuilding and pickling run code of the user's classes
             value, problem = None, f"it cannot leave its host: {type(error).__name__}: {error}"

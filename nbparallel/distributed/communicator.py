@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from nbparallel.distributed.api.assert_same import AssertSame
@@ -12,11 +12,10 @@ from nbparallel.distributed.api.cartesian import GridOperations
 from nbparallel.distributed.api.data_movement import DataMovement
 from nbparallel.distributed.api.data_parallel import DataParallel
 from nbparallel.distributed.api.groups import GroupOperations
-from nbparallel.distributed.api.host_operations import HostOperations
 from nbparallel.distributed.api.locks import Locks
 from nbparallel.distributed.api.mpi_reductions import MpiReductions
 from nbparallel.distributed.api.object_lists import ObjectLists
-from nbparallel.distributed.api.operation_base import UNTRACED, OnOperation
+from nbparallel.distributed.api.operation_base import UNTRACED, OnOperation, WorldOperations
 from nbparallel.distributed.api.point_to_point import PointToPoint
 from nbparallel.distributed.api.reductions import Reductions
 from nbparallel.distributed.collectives.direct import KeptBuffer
@@ -26,7 +25,6 @@ from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.fork_guard import make_inert
-from nbparallel.distributed.runtime.host_door import HostDoor
 from nbparallel.distributed.runtime.observers import Observers
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
@@ -69,8 +67,8 @@ class Communicator(
         Processors that this session may use; with fewer than ranks, no rank spins.
     liveness_check : LivenessCheck, optional
         Called in every slice of a wait; needed if ranks do not end with their supervisor.
-    hosts : WorldPlace, optional
-        Of a world on several hosts: where its ranks are.
+    place : WorldPlace, optional
+        Which ranks are on this machine; by default all.
 
     Notes
     -----
@@ -94,16 +92,17 @@ class Communicator(
         epoch: int,
         usable_cpus: int,
         liveness_check: LivenessCheck | None = None,
-        hosts: WorldPlace | None = None,
+        place: WorldPlace | None = None,
     ) -> None:
         self._view = control if isinstance(control, ControlView) else ControlView(control)
         self._owns_view = not isinstance(control, ControlView)
-        self._context = RankContext(self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus)
+        self._context = RankContext(
+            self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus, place=place
+        )
         self._context.peers.liveness_check = liveness_check
-        self._context.peers.hosts = hosts
         self._deadlocks = DeadlockDetector(self._context)
         self._context.hooks.diagnose = self._deadlocks.inspect
-        here = range(world_size) if hosts is None else hosts.ranks
+        here = self._context.place.ranks
         self._first, self._behind = here.start, here.stop
         buffer = KeptBuffer(self._context)
         self._world = GroupCollectives(self._context, world_area(self._view, rank, here), buffer)
@@ -114,8 +113,7 @@ class Communicator(
         self._context.hooks.progress = self._progress
         self.locks = LockTable(self._context)
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
-        self._across: HostOperations | None = None
-        self._door: HostDoor | None = None
+        self._across: WorldOperations | None = None
         self._tickets = Tickets()
         self.observers: Observers = Observers(self)
         self._tracer: OperationTracer | None = None
@@ -152,7 +150,7 @@ class Communicator(
         filename: str,
         *,
         go_on: bool = False,
-        door: int | None = None,
+        fds: Sequence[int] = (),
     ) -> None:
         """Take part in a cell.
 
@@ -166,19 +164,15 @@ class Communicator(
             ``co_filename`` of the cell's code, by which an operation finds the line that called it.
         go_on : bool
             A rank's failure only ends waits for that rank, not all.
-        door : int, optional
-            Of a cell on all ranks of several hosts: the descriptor of the way to the others (`HostDoor`).
+        fds : sequence of int
+            Came with the cell, and stay the caller's.
         """
         self.release()
         self.unreleased = []
         self._group_table.begin_cell()
         self._context.begin_cell(cell, participants, filename, go_on=go_on)
-        self._close_door()
-        if (hosts := self._context.peers.hosts) is not None and door is not None:
-            # What fails on another host is recorded in this one's segment, too.
-            self._context.cell.peers += tuple(r for r in range(self.world_size) if r not in hosts.ranks)
-            self._door = HostDoor(door, hosts) if self.rank == self._first else None
-            self._across = HostOperations(self._context, hosts, self._door)
+        self._close_across()
+        self._across = self._context.place.operations(self._context, fds)
         if self._tracer is not None:
             self._tracer.begin()
 
@@ -243,14 +237,13 @@ class Communicator(
         if self._tracer is not None:
             self._tracer.end()
         self._context.end_cell(failure)
-        self._close_door()
+        self._close_across()
         self.release()
 
-    def _close_door(self) -> None:
-        self._across = None
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+    def _close_across(self) -> None:
+        if self._across is not None:
+            self._across.close()
+            self._across = None
 
     def _end_messages(self) -> None:
         """Note what was sent and not received; quickly if this rank called nothing and nothing has come."""
@@ -318,7 +311,7 @@ class Communicator(
             return
         self._closed = True
         self.observers.close()
-        self._close_door()
+        self._close_across()
         self._sender.close()
         self._receiver.close()
         self._group_table.close()

@@ -41,7 +41,7 @@ from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput, mark_threads, pickle_message
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
-from nbparallel.errors import ChannelClosedError, InputRefusedError, ProtocolError, host_of_rank
+from nbparallel.errors import ChannelClosedError, InputRefusedError, ProtocolError, label_of_rank
 from nbparallel.errors.questions import class_name, text_of
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.supervisor.children import die_with_parent
@@ -60,7 +60,7 @@ from nbparallel.wire.messages import (
     runs_user_code,
 )
 from nbparallel.wire.segments import Announce
-from nbparallel.wire.system import JOBLIB, ready
+from nbparallel.wire.system import IMPORT_HOOKS, ready
 
 # The engine of a rank: frames of the kernel in, tasks run, outcomes out.
 
@@ -212,9 +212,7 @@ class Engine:
         breakpoints.install()
         os.register_at_fork(before=output.flush)  # else a child would write the same text again
         environment.set_environment(configure)
-        hosts = configure.hosts
-        here = configure.world_size if hosts is None else len(hosts.ranks)
-        self._threads = environment.ThreadLimits(configure.usable_cpus, here)
+        self._threads = environment.ThreadLimits(configure.usable_cpus, len(configure.place.ranks))
         settings = FollowedSettings()
         shell.attach(output, configure.colors)
         shell.after_statement = settings.settle
@@ -224,7 +222,7 @@ class Engine:
         defaults = environment.Defaults(shell.user_ns, shell.user_ns_hidden)
         defaults.set(
             rank=configure.rank,
-            world_size=configure.world_size,
+            world_size=configure.place.world_size,
             rng=environment.random_streams(configure.seed, configure.rank),
             nbp=nbparallel,
             dist=distributed,
@@ -239,11 +237,11 @@ class Engine:
             breakpoints=breakpoints,
             defaults=defaults,
             names=RankNames(shell.user_ns, sharing.current_store(), defaults=defaults.values),
-            context=configure.place,
-            next_context=configure.place,
+            context=configure.context,
+            next_context=configure.context,
             settings=settings,
         )
-        settings.begin(configure.place.settings)
+        settings.begin(configure.context.settings)
         definitions.set_main_globals(shell.user_ns, shell.user_ns_hidden)
         self._keepalive: object = None
         self._port = 0
@@ -301,24 +299,23 @@ class Engine:
         if state.control is not None:
             state.control.close()
         view = state.control = ControlView(frame.fds[0])
-        if join.hosts is not None:
-            host_of_rank.set(join.hosts.host_of)
+        place = join.place
+        label_of_rank.set(place.label_of)
         state.interrupts.use(view)
         state.communicator = Communicator(
             view,
             state.rank,
-            join.world_size,
+            place.world_size,
             sharing.current_store(),
             epoch=join.epoch,
             usable_cpus=state.configure.usable_cpus,
-            hosts=join.hosts,
+            place=place,
         )
         state.communicator.record()
         distributed.set_current(state.communicator)
-        here = join.world_size if join.hosts is None else len(join.hosts.ranks)
-        self._port = environment.resize_environment(join.world_size, here, self._port, join.free_port)
-        self._threads.resize(here)
-        state.defaults.set(world_size=join.world_size)
+        self._port = environment.resize_environment(place, self._port, join.free_port)
+        self._threads.resize(len(place.ranks))
+        state.defaults.set(world_size=place.world_size)
 
     def _run(self, task: Task, fds: list[int]) -> None:
         output = self.state.output
@@ -349,7 +346,8 @@ def prepare() -> None:
     from nbparallel.engine import environment
 
     environment.find_blas()
-    JOBLIB.install()
+    for hook in IMPORT_HOOKS:
+        hook.install()
     prepared_shell = shells.make()
     prepared_shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
 

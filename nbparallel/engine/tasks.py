@@ -171,7 +171,7 @@ def _names(task: Task) -> tuple[str, ...]:
 def _shown(state: RankState, names: tuple[str, ...]) -> tuple[ShownValue | None, ...]:
     """Return the beginnings of what names hold, None for one that is not defined."""
     store, variables, world = sharing.current_store(), state.variables, state.communicator
-    size = state.configure.world_size if world is None else world.world_size
+    size = state.configure.place.world_size if world is None else world.world_size
 
     def parts(n: int) -> list[slice]:
         return [part_of(n, rank, size) for rank in range(size)]
@@ -251,10 +251,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
         try:
             if communicator is not None:
                 go_on = isinstance(task, CellTask) and task.go_on
-                door = fds[0] if fds and state.configure.hosts is not None else None
-                communicator.begin_cell(
-                    task.number, task.ranks, _filename(state, task), go_on=go_on, door=door
-                )
+                communicator.begin_cell(task.number, task.ranks, _filename(state, task), go_on=go_on, fds=fds)
             state.interrupts.arm(task.number)
             report.notes = _follow_notebook(state, task)
             if uses is not None:

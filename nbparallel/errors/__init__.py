@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
-from nbparallel.errors.text.rank_names import host_of_rank as host_of_rank
-from nbparallel.errors.text.rank_names import naming_hosts as naming_hosts
+from nbparallel.errors.text.rank_names import label_of_rank as label_of_rank
+from nbparallel.errors.text.rank_names import labelled_ranks as labelled_ranks
 from nbparallel.errors.text.rank_names import rank_list as rank_list
 
 LEFT_OUT = "finished the cell without calling"

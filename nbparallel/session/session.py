@@ -5,29 +5,26 @@
 
 from __future__ import annotations
 
-import contextvars
 import importlib
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nbparallel import sharing
-from nbparallel.errors import BusyError, HostBoundaryError, rank_list, without_frames
+from nbparallel.errors import rank_list, without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter, SessionLock
 from nbparallel.session.monitoring import session_views
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.output import LineSink, OutputSink
-from nbparallel.session.processes.elastic_pool import ElasticPool
+from nbparallel.session.processes.elastic_pool import ElasticPool, SessionRanks, TaskPool
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import check_world_size, usable_cpus
-from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellResult, DrawnValues, RankValues
 from nbparallel.session.tasks.cell import CellOptions, check_cell, check_drawn, select_ranks, split_names
-from nbparallel.session.tasks.cell_queue import PendingCell, QueuedCell, nudge_first
+from nbparallel.session.tasks.cell_queue import CellQueue, PendingCell
 from nbparallel.session.tasks.dispatch import (
     TaskDispatcher,
     all_values,
@@ -38,6 +35,7 @@ from nbparallel.session.tasks.dispatch import (
 )
 from nbparallel.session.tasks.item_map import ItemMap
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
+from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
@@ -49,12 +47,43 @@ if TYPE_CHECKING:
     from nbparallel.wire.inspection import Completion
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
-START_METHODS = ("forkserver", "spawn")
 STOP_SECONDS = 1.0
 """How long `stop` waits for another thread that is running something."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
+
+START_METHODS = ("forkserver", "spawn")
+SessionParts = tuple[NameDelivery, TaskDispatcher, SessionRanks, session_views.SessionViews]
+"""How names, tasks and ranks of a session are handled, and what shows them."""
+
+
+def _make_parts(
+    world_size: int | None,
+    start_method: str,
+    launch: SupervisorLaunch | None,
+    cluster: Any,
+    ranks_per_host: int | None,
+    max_hosts: int | None,
+) -> SessionParts:
+    if sharing.current_store().client != 0:
+        raise RuntimeError("a rank or worker cannot start ranks: use a session of the notebook or script")
+    if start_method not in START_METHODS:
+        raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
+    if cluster is not None:
+        elsewhere = importlib.import_module("nbparallel.cluster.host_session")  # it stands on this package
+        parts: SessionParts = elsewhere.make_parts(
+            cluster, world_size, start_method, ranks_per_host, max_hosts
+        )
+        return parts
+    if ranks_per_host is not None or max_hosts is not None:
+        raise TypeError("ranks_per_host and max_hosts are about hosts: pass cluster= as well")
+    size = usable_cpus() if world_size is None else world_size
+    check_world_size(size)
+    names = NameDelivery(sharing.current_store())
+    tasks = TaskDispatcher(names)
+    ranks = ElasticPool(WorldPlace(int(size)), start_method, launch, names, tasks.output_of)
+    return names, tasks, ranks, session_views.SessionViews(ranks, names, tasks)
 
 
 class Session:
@@ -109,27 +138,11 @@ class Session:
         ranks_per_host: int | None = None,
         max_hosts: int | None = None,
     ) -> None:
-        store = sharing.current_store()
-        if store.client != 0:
-            raise RuntimeError("a rank or worker cannot start ranks: use a session of the notebook or script")
-        if start_method not in START_METHODS:
-            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
-        if cluster is None:
-            if ranks_per_host is not None or max_hosts is not None:
-                raise TypeError("ranks_per_host and max_hosts are about hosts: pass cluster= as well")
-            size = usable_cpus() if world_size is None else world_size
-            check_world_size(size)
-            self._names = NameDelivery(store)
-            self._tasks = TaskDispatcher(self._names)
-            self._ranks = ElasticPool(int(size), start_method, launch, self._names, self._tasks.output_of)
-            self._views = session_views.SessionViews(self._ranks, self._names, self._tasks)
-        else:
-            hosts = importlib.import_module("nbparallel.cluster.host_session")  # it stands on this package
-            parts = hosts.make_parts(cluster, world_size, start_method, ranks_per_host, max_hosts)
-            self._names, self._tasks, self._ranks, self._views = parts
+        parts = _make_parts(world_size, start_method, launch, cluster, ranks_per_host, max_hosts)
+        self._names, self._tasks, self._ranks, self._views = parts
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place
-        self._line = deque[QueuedCell]()
+        self._queue = CellQueue(self._session_lock, self._tasks, self._ranks, self._launch, self._finish)
 
     @property
     def closed(self) -> bool:
@@ -139,12 +152,17 @@ class Session:
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return self._ranks.world_size
+        return self.place.world_size
+
+    @property
+    def place(self) -> WorldPlace:
+        """Which ranks are where."""
+        return self._ranks.place
 
     @property
     def hosts(self) -> dict[str, range]:
         """The ranks of each host, if they are on a cluster."""
-        return {} if (place := self._ranks.hosts) is None else place.by_host
+        return self.place.parts
 
     @property
     def started(self) -> bool:
@@ -189,7 +207,7 @@ class Session:
         state = "stopped" if self.closed else "running" if self.started else "not started yet"
         return f"<Session of {rank_list(range(self.world_size))}, {state}>"
 
-    def _ensure(self, interrupts: InterruptCounter) -> RankPool:
+    def _ensure(self, interrupts: InterruptCounter) -> TaskPool:
         before, pool = self._ranks.pool, self._ranks.ensure(interrupts)
         if pool is not before:
             running_sessions.add(self)
@@ -281,40 +299,7 @@ class Session:
         queue : bool
             If the ranks are busy, run it when all cells that were submitted before it have ended.
         """
-        made: list[PendingCell] = []
-        submit = self._put_behind if queue and (self._line or self._session_lock.held) else self._start
-        try:
-            submit(cell, ranks, CellOptions(**options), made)
-            return made[0]
-        except BaseException:
-            for pending in made:  # an interrupt at the very end, and no caller has the cell
-                pending.cancel()
-            raise
-
-    def _start(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
-    ) -> None:
-        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            run = self._launch(cell, ranks, options, interrupts)
-            finish = partial(self._finish, run, interrupts)
-            made.append(PendingCell(finish, interrupts, self._session_lock.release, run.output))
-
-    def _put_behind(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
-    ) -> None:
-        """Put a cell behind those that were submitted before it."""
-        if options.share:
-            raise BusyError(
-                "a cell that waits for its turn cannot share arrays, because they may have to be moved: "
-                "%share them before, or leave out --queue"
-            )
-        self._session_lock.on_release = partial(nudge_first, self._line)
-        with InterruptCounter():
-            check_cell(cell, options)
-            names = self._tasks.gather(cell, options, select_ranks(ranks, self.world_size))
-            context = contextvars.copy_context()  # numpy's and decimal's settings are there
-            launch: Any = partial(context.run, partial(self._launch, cell, ranks, options, names=names))
-            made.append(QueuedCell(self._line, self._session_lock, launch, self._finish, options.sink))
+        return self._queue.submit(cell, ranks, CellOptions(**options), queue=queue)
 
     def _launch(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, interrupts: InterruptCounter,
@@ -406,21 +391,15 @@ class Session:
         ValueError
             Variables of ranks that would end would be lost, or the machine cannot hold so many ranks.
         """
-        check_world_size(world_size, self.world_size)
-        if self.hosts and world_size != self.world_size:
-            raise HostBoundaryError(
-                "the number of ranks of a session on hosts is fixed when it is made: make another one, as "
-                "with `%parallel_cluster --ranks-per-host 4 client` or Session(cluster=client, "
-                "ranks_per_host=4)"
-            )
+        self._ranks.check_size(world_size)
+        if world_size == self.world_size:
+            return
         with self._session_lock.hold() as interrupts:
             if self.started:
                 pool = self._ensure(interrupts)
-                if world_size > self.world_size:
-                    self._ranks.grow(world_size, interrupts)
-                elif world_size < self.world_size:
+                if world_size < self.world_size:
                     self._tasks.shrink(pool, world_size, interrupts)
-            self._ranks.world_size = int(world_size)
+            self._ranks.resize(int(world_size), interrupts)
 
     def interrupt(self) -> None:
         """Interrupt the running cell as the notebook's stop button does, from any thread; else do nothing."""
@@ -457,9 +436,9 @@ class Session:
         """Return what ranks do now, also while they start; takes half a millisecond and disturbs no rank."""
         return self._views.activity()
 
-    def host_findings(self) -> tuple[Any, ...]:
-        """Return what the doctor finds on the hosts of a cluster, each a `Finding`."""
-        return self._views.host_findings()
+    def findings(self) -> tuple[Any, ...]:
+        """Return what the doctor finds on other machines that have ranks, each a `Finding`."""
+        return self._views.findings()
 
     def timeline(self) -> Timeline | None:
         """Return what each rank did when in the last cell or call (None: there was none); refused on hosts.
@@ -469,6 +448,6 @@ class Session:
         return self._views.timeline()
 
     @property
-    def broker(self) -> SegmentClient:
+    def broker(self) -> SegmentClient | None:
         """The client of this session's segment server."""
-        return self._ranks.running.supervisor.broker
+        return self._ranks.running.broker

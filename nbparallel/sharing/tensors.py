@@ -211,6 +211,19 @@ def is_tensor(x: object) -> bool:
     return kind is not None and isinstance(x, kind)
 
 
+def is_plain_tensor(x: object) -> bool:
+    """Return whether `x` is a tensor of torch itself: a subclass may run the user's code."""
+    torch: Any = sys.modules.get("torch")
+    return is_tensor(x) and type(x) in (torch.Tensor, torch.nn.Parameter)
+
+
+def tensor_types() -> tuple[type, ...]:
+    """Return the classes of tensors and of modules; none in a process without torch."""
+    torch = sys.modules.get("torch")  # while it is being imported it may lack both
+    kinds = getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Module", None)
+    return tuple(kind for kind in kinds if kind is not None)
+
+
 def as_array(x: Any) -> AnyArray | None:
     """Return an array over the memory of what is no array of numpy but holds numbers, else None.
 

@@ -1,9 +1,9 @@
 """Clients: the processes that a supervisor serves, whichever program started them.
 
-There is one kind of connection: a socket that is read frame by frame, an outbox, and a *host* that acts on
-what is special: `main` (kernel and ranks), `guests` (processes that clients have started), `external` and
+There is one kind of connection: a socket that is read frame by frame, an outbox, and a *kind* that acts on
+what is special: `main` (kernel and ranks), `introduced` (processes that clients have started), `external` and
 `worlds` (processes that form a world).  What is about segments goes to the ledger from all of them alike.
-A client that breaks the protocol is the host's to judge: a rank is killed, another's program is disconnected.
+A client that breaks the protocol is its kind's to judge: a rank is killed, another's program is disconnected.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ MOST_FRAMES = 1000
 """Read from one client before the others are polled again; more than a socket's buffer holds (some 280)."""
 
 
-class ClientHost(Protocol):
+class ClientKind(Protocol):
     """What acts on the frames of its clients."""
 
     def received(self, client: Any, frame: Frame) -> None:
@@ -261,8 +261,8 @@ class Client:
         Whether it is to be killed as soon as its process is known.
     """
 
-    def __init__(self, clients: Clients, sock: socket.socket, host: ClientHost) -> None:
-        self.socket, self.host = sock, host
+    def __init__(self, clients: Clients, sock: socket.socket, kind: ClientKind) -> None:
+        self.socket, self.kind = sock, kind
         self.outbox = clients.event_loop.add_socket(sock, lambda: clients.read(self))
         self.number, self.pid, self.pidfd, self.doomed = -1, 0, -1, False
 
@@ -317,16 +317,16 @@ class Clients:
             if frame is False:
                 return False
             if frame is None:
-                client.host.disconnected(client)
+                client.kind.disconnected(client)
                 return True
             assert isinstance(frame, Frame)
             try:
-                client.host.received(client, frame)
+                client.kind.received(client, frame)
             finally:
                 frame.close()
         except ProtocolError as error:
             self._log(f"client {client.number} broke the protocol: {error}")
-            client.host.broke(client, error)
+            client.kind.broke(client, error)
         return True
 
     def drain(self, client: Client) -> bool:

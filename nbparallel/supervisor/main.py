@@ -10,7 +10,7 @@ segments and sends descriptors.  It never unpickles, and blocks in `poll` only.
            ──segments─┤                        segments  REGISTER FETCH RELEASE … (the kernel is client 0)
                       supervisor ──template──  FORK -> <- TEMPLATE_READY FORKED
     rank r ──segments─┘                        ANNOUNCE -> , then as the kernel's
-    guest  ──segments──                        (`guests`) as the kernel's: another's INTRODUCE, its ANNOUNCE;
+    client ──segments──                        (`introduced`) the same; another's INTRODUCE, its ANNOUNCE,
                                                MEET LEAVE_WORLD (`worlds`)
 
 The kernel's end ends everything here: its pidfd reports it, because a forked child of the kernel could hold
@@ -42,7 +42,7 @@ from nbparallel.supervisor.children import (
     reset_signals,
 )
 from nbparallel.supervisor.clients import Client, Clients, Outbox, SupervisorEventLoop, take, take_or_end
-from nbparallel.supervisor.guests import KINDS, Guests
+from nbparallel.supervisor.introduced import KINDS, IntroducedClients
 from nbparallel.supervisor.orphans import Orphans, mark_children
 from nbparallel.supervisor.sweep import remove_leftovers, sweep_and_notify
 from nbparallel.wire.control import ControlView
@@ -183,7 +183,7 @@ class Supervisor:
         self._control_outbox = self._event_loop.add_socket(control, self._on_control)
         self._sweep: Iterator[None] | None = None
         self._clients.admit(Client(self._clients, segments, self), 0)
-        self._guests = Guests(self._clients)
+        self._introduced = IntroducedClients(self._clients)
         self._event_loop.add(kernel, lambda: self._leave(0.0))
         self._children_changed, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -200,7 +200,7 @@ class Supervisor:
                 if self._sweep is not None and next(self._sweep, True):
                     self._sweep = None
         finally:
-            self._guests.end_all()
+            self._introduced.end_all()
             children.end_all(self._grace or 0.0)
             self._receive_last_names()
             self._clients.server.close()
@@ -251,7 +251,7 @@ class Supervisor:
                 if rank is not None:
                     rank.kill()
             elif frame.kind is Kind.LEDGER:
-                report = pack_report(self._clients.server.rows(), self._guests.rows())
+                report = pack_report(self._clients.server.rows(), self._introduced.rows())
                 with suppress(
                     SharedMemoryFullError, FileDescriptorLimitError
                 ):  # the question ends after a second
@@ -322,7 +322,7 @@ class Supervisor:
         if frame.kind is Kind.ANNOUNCE:
             self._on_announce(client.number, frame)
         elif frame.kind in KINDS:
-            self._guests.received(client, frame)
+            self._introduced.received(client, frame)
         else:
             self._clients.pass_on(client, frame)
 
@@ -423,7 +423,7 @@ class Supervisor:
                 signal=child_exit.signal_number if child_exit else None,
             )
         self._clients.end(rank)
-        self._guests.end_with(rank.number)
+        self._introduced.end_with(rank.number)
         self._control_outbox.send(Kind.DIED, rank.death_message(child_exit))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.sharing.store import Store
-from nbparallel.sharing.tensors import array_of, bits_name, is_tensor, shown_dtype, tensor_of
+from nbparallel.sharing.tensors import array_of, bits_name, is_plain_tensor, shown_dtype, tensor_of
 from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.inspection import Number, ShownBlock, ShownValue
 
@@ -67,21 +67,13 @@ def _any_array(value: Any) -> AnyArray | None:
         masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
         # a subclass may misreport its shape, and a masked array hides numbers that its memory has
         return None if issubclass(cls, masked) else np.ndarray.view(value, np.ndarray)
-    if not _is_tensor(value):
+    if not is_plain_tensor(value):
         return None
     try:
         array: AnyArray = array_of(value)
     except TypeError:  # sparse, on another device …
         return None
     return array
-
-
-def _is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of torch itself: a subclass may run the user's code."""
-    if not is_tensor(value):
-        return False
-    torch = sys.modules["torch"]
-    return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
 def _shown_array(array: AnyArray, store: Store, parts: Parts) -> ShownValue:
@@ -158,7 +150,7 @@ def _word(value: Any, store: Store) -> str:
         return repr(_cut(value))
     if type(value) is int:
         return "a number of more than 64 bits"
-    if _is_tensor(value):
+    if is_plain_tensor(value):
         where = "" if value.device.type == "cpu" else f", on {value.device}"
         form = "" if str(value.layout) == "torch.strided" else f", {value.layout}"
         text = f"{type(value).__name__} {tuple(value.size())} {value.dtype}{form}{where}"

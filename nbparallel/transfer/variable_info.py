@@ -6,7 +6,6 @@ a mere inspection.  So only C code and installed libraries are asked for a shape
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from nbparallel.sharing.store import Store
 from nbparallel.sharing.tensor_storage import locate_tensor
+from nbparallel.sharing.tensors import is_module, is_plain_tensor, tensor_types
 from nbparallel.wire.inspection import Origin, VariableInfo
 from nbparallel.wire.units import size_text
 
@@ -59,10 +59,7 @@ def advice_to_bring(name: str, value: Any) -> str:
 
 def has_memory(value: Any) -> bool:
     """Return whether a variable can lie in shared memory: an array, a tensor, or a module of torch."""
-    if issubclass(type(value), np.ndarray):
-        return True
-    torch = sys.modules.get("torch")
-    return torch is not None and issubclass(type(value), (torch.Tensor, torch.nn.Module))
+    return issubclass(type(value), (np.ndarray, *tensor_types()))
 
 
 def _class_and_form(value: Any) -> tuple[str, str]:
@@ -90,11 +87,10 @@ def _seen_array(name: str, value: Any, store: Store, origin: Origin) -> Variable
 
 def _tensors_in(value: Any) -> list[Any] | None:
     """Return a plain tensor itself, or those of a module, without the user's code; None: it is neither."""
-    torch = sys.modules.get("torch")
-    if torch is None or not has_memory(value):
+    if is_plain_tensor(value):
+        return [value]
+    if not has_memory(value) or not is_module(value):
         return None
-    if not issubclass(type(value), torch.nn.Module):
-        return [value] if type(value) in (torch.Tensor, torch.nn.Parameter) else None
     found: dict[int, Any] = {}
     modules, seen = [value], {id(value)}
     for module in modules:  # grows while it is walked

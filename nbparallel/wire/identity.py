@@ -17,8 +17,9 @@ import platform
 import socket
 import struct
 import sys
-from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nbparallel.errors import ProtocolError
 
@@ -27,43 +28,46 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class WorldPlace:
-    """Which ranks stand on which hosts of a session, and which host this is.
+    """Which ranks of a world this machine has: all of them.
 
-    >>> place = WorldPlace(("a", "b"), (0, 2, 5), 1)
-    >>> place.ranks, place.world_size, place.host_of(1), place.name
-    (range(2, 5), 5, 'a', 'b')
+    A subclass may have others elsewhere.  It travels to the ranks, and says there what is different.
     """
 
-    hosts: tuple[str, ...]
-    """Names of the hosts."""
-    firsts: tuple[int, ...]
-    """The first rank of each; behind the last host, the number of all ranks."""
-    index: int
-    """Which of the hosts this is."""
-
-    @property
-    def name(self) -> str:
-        """The name of this host."""
-        return self.hosts[self.index]
+    world_size: int
+    """How many ranks there are."""
 
     @property
     def ranks(self) -> range:
-        """The ranks of this host."""
-        return range(self.firsts[self.index], self.firsts[self.index + 1])
+        """The ranks of this machine."""
+        return range(self.world_size)
 
     @property
-    def world_size(self) -> int:
-        """How many ranks there are."""
-        return self.firsts[-1]
+    def part(self) -> int:
+        """Which part of the world this machine has."""
+        return 0
 
     @property
-    def by_host(self) -> dict[str, range]:
-        """The ranks of each host."""
-        return dict(zip(self.hosts, map(range, self.firsts, self.firsts[1:]), strict=True))
+    def parts(self) -> dict[str, range]:
+        """The ranks of each part by its name; empty: there is one."""
+        return {}
 
-    def host_of(self, rank: int) -> str:
-        """Return the name of a rank's host."""
-        return self.hosts[bisect_right(self.firsts, rank) - 1]
+    @property
+    def no_input(self) -> str:
+        """Why no rank may ask the user; empty: it may."""
+        return ""
+
+    def label_of(self, rank: int) -> str:
+        """Return what messages say behind a rank's number."""
+        return ""
+
+    def check_reach(self, ranks: Iterable[int], what: str) -> None:
+        """Raise if one of `ranks`, which `what` needs, is elsewhere."""
+
+    def operations(self, context: Any, fds: Sequence[int]) -> Any:
+        """Return the collectives of the world in a cell, where its ranks share no memory; else None.
+
+        `context` is the `RankContext`, `fds` came with the cell.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class LedgerRow(NamedTuple):
     """How many messages in flight hold it."""
 
 
-class GuestRow(NamedTuple):
+class IntroducedRow(NamedTuple):
     """One process that a client has started, and that is a client itself."""
 
     client: int
@@ -218,15 +218,15 @@ class GuestRow(NamedTuple):
     """Whether it ends with that one."""
 
 
-def pack_report(segments: Iterable[LedgerRow], guests: Iterable[GuestRow] = ()) -> bytes:
+def pack_report(segments: Iterable[LedgerRow], introduced: Iterable[IntroducedRow] = ()) -> bytes:
     """Return the payload of the answer to ``LEDGER``."""
-    return json.dumps([[*segments], [*guests]]).encode()
+    return json.dumps([[*segments], [*introduced]]).encode()
 
 
-def read_report(payload: bytes) -> tuple[tuple[LedgerRow, ...], tuple[GuestRow, ...]]:
+def read_report(payload: bytes) -> tuple[tuple[LedgerRow, ...], tuple[IntroducedRow, ...]]:
     """Return what `pack_report` was given."""
-    segments, guests = json.loads(payload)
+    segments, introduced = json.loads(payload)
     rows = (
         LedgerRow(segment, nbytes, may, tuple(who), count) for segment, nbytes, may, who, count in segments
     )
-    return tuple(rows), tuple(GuestRow(*row) for row in guests)
+    return tuple(rows), tuple(IntroducedRow(*row) for row in introduced)

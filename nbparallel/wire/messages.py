@@ -55,11 +55,11 @@ class Configure(Message):
     """The session's id, also in the environment as ``NBP_SESSION``."""
     rank: int
     """Number of the rank, ``0 … world_size - 1``."""
-    world_size: int
-    """How many ranks there are."""
+    place: WorldPlace
+    """Which ranks are on its machine."""
     client: int
     """The rank's number in the ledger of segments; never used twice in a session."""
-    place: WorkingContext
+    context: WorkingContext
     """Where the notebook is when the rank starts."""
     environment: tuple[tuple[str, str], ...]
     """The notebook's environment variables."""
@@ -73,8 +73,6 @@ class Configure(Message):
     """Whether advice may name magics: a script has none."""
     notebook: int
     """The notebook's own process id."""
-    hosts: WorldPlace | None = None
-    """Of a session on several hosts: where its ranks are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +81,10 @@ class JoinWorld(Message):
 
     epoch: int
     """Number of the epoch, counted from 1."""
-    world_size: int
-    """Ranks in it."""
+    place: WorldPlace
+    """The ranks in it; that of `Configure` may be older."""
     free_port: int = 0
     """What MASTER_PORT says, to programs that listen there themselves."""
-    hosts: WorldPlace | None = None
-    """Of a session on several hosts: where its ranks are now; `Configure` may be older."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ CLIENT_SHIFT = 40
 """A segment's id is its creator's client number << 40 | serial: no process has to be asked for one."""
 MAX_CLIENT = 1 << 23
 """Client numbers lie below this, so that an id fits 63 bits."""
-FIRST_GUEST = 1 << 22
+FIRST_INTRODUCED = 1 << 22
 """Those of processes that other clients started lie from here on."""
 NAME_PREFIX = "nbp_"
 """How the file name of every named segment begins."""
@@ -139,7 +139,7 @@ _FIELDS: dict[str, tuple[str, Callable[[tuple[int, ...], int], bool] | None]] = 
     "MaybeMemory": ("Q", _is_use_or_none),
     "AnyMemory": ("Q", lambda values, index: values[index] == 0 or is_segment_id(values[index])),
     "Nbytes": ("Q", _is_size),
-    "GuestNumber": ("Q", lambda values, index: FIRST_GUEST <= values[index] < MAX_CLIENT),
+    "IntroducedNumber": ("Q", lambda values, index: FIRST_INTRODUCED <= values[index] < MAX_CLIENT),
     "Pid": ("q", lambda values, index: 0 < values[index] < 1 << 31),
     "Seconds": ("d", None),
     "bool": ("?", None),
@@ -164,7 +164,7 @@ AnyMemory: TypeAlias = int
 """Of a memory, or 0."""
 Nbytes: TypeAlias = int
 """Of memory, in bytes."""
-GuestNumber: TypeAlias = int
+IntroducedNumber: TypeAlias = int
 """Client number of a process that another client started."""
 Pid: TypeAlias = int
 """Of a process."""
@@ -437,4 +437,4 @@ class Announce(FramePayload):
 class Welcome(FramePayload):
     """To a process that another client has introduced: it is a client."""
 
-    client: GuestNumber
+    client: IntroducedNumber

@@ -325,5 +325,5 @@ class ImportHook:
         function()
 
 
-JOBLIB = ImportHook("joblib.parallel", "nbparallel.multiprocessing.workers.executor.register_joblib")
-"""In processes and ranks joblib knows our backend."""
+IMPORT_HOOKS = (ImportHook("joblib.parallel", "nbparallel.multiprocessing.workers.executor.register_joblib"),)
+"""What packages get of ours in processes and ranks, when they are loaded there."""

@@ -20,7 +20,7 @@ SOURCES = sorted(TREE.modules.values())
 MAX_LINES = 600
 MAX_ENTRIES = 16
 MAX_SUBCLASSES = 2
-MOST_STATEMENTS = {"library": 35_700, "core": 26_100, "satellites": 9_600, "tests": 36_900}
+MOST_STATEMENTS = {"library": 35_700, "core": 25_600, "satellites": 10_000, "tests": 36_900}
 """What each may hold; the aims are 31,000, 22,500, 8,500 and 29,000.  Raising one needs a decision."""
 FORBIDDEN = {
     "multiprocessing.shared_memory": "its tracker leaks names and removes others' segments",
@@ -172,71 +172,3 @@ def test_import_is_cheap() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=15
     )
     assert done.stdout.strip() == ""
-
-
-CORE = ("errors", "wire", "channel", "sharing", "supervisor", "transfer", "distributed", "engine", "session")
-HOOKS = {
-    "nbparallel.engine.shell": "`%parallel_races` among the magics that a rank refuses",
-    "nbparallel.session.session": "`check_races=` of `Session.run`",
-    "nbparallel.session.tasks.cell": "the same among a cell's options",
-    "nbparallel.session.results": "`races` and `race_report` of a cell's result",
-}
-"""Modules of the core that may name a satellite, and why."""
-
-
-def test_the_core_names_no_race_detector() -> None:
-    """It is an observer of cells: only hooks that users see have its name."""
-    assert _naming("races?") == set(HOOKS)
-
-
-INSIDE = (
-    "channel", "sharing", "transfer", "distributed.collectives", "distributed.data_parallel",
-    "distributed.equality", "distributed.point_to_point", "distributed.slots", "session.names",
-)  # fmt: skip
-"""What works inside of one host: that there are others is known to the calls of users and what is below."""
-TORCH = {
-    "nbparallel.sharing": "tensors as arrays",
-    "nbparallel.transfer": "tensors in pickles, and how they are shown",
-    "nbparallel.engine.environment": "threads and random streams, which cells find set",
-    "nbparallel.session.names.notebook_settings": "the notebook's settings of torch",
-    "nbparallel.distributed.api.groups": "arguments of torch's `new_group`",
-    "nbparallel.distributed.work": "`get_future`",
-    "nbparallel.distributed.data_parallel.gradients": "what to write in place of a tensor",
-    "nbparallel.distributed.slots.mismatch": "the same",
-}
-"""Modules and packages of the core that may name torch, and why."""
-
-
-def test_what_works_inside_a_host_names_none() -> None:
-    """Nor Dask, nor a cluster: operations over hosts are made of those inside one, which do not know it."""
-    named = _naming("hosts?|dask|clusters?")
-    assert not [module for module in named if module.removeprefix("nbparallel.").startswith(INSIDE)]
-
-
-def test_the_core_names_torch_in_few_places() -> None:
-    """Where tensors are looked at, and what users of torch expect."""
-    assert not [module for module in _naming("torch") if not module.startswith(tuple(TORCH))]
-
-
-def _naming(word: str) -> set[str]:
-    """Return the modules of the core, without the race detector, that have a word in a name."""
-    return {
-        module
-        for module, tree in TREE.trees.items()
-        if module.split(".")[1:2] and module.split(".")[1] in CORE
-        if not module.startswith("nbparallel.distributed.races")
-        for node in ast.walk(tree)
-        for name in (*_identifiers(node), *_texts(node))
-        if re.search(rf"(?i)(?<![a-z])({word})(?![a-z])", name)
-    }
-
-
-def _identifiers(node: ast.AST) -> Iterator[str]:
-    for field in ("id", "attr", "arg", "name", "module"):
-        if isinstance(name := getattr(node, field, None), str):
-            yield name
-
-
-def _texts(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-        yield node.value

@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from nbparallel.cluster.host_door import CHUNK, HostDoor, HostPlace
 from nbparallel.cluster.host_links import HostLinks
-from nbparallel.distributed.runtime.host_door import CHUNK, HostDoor
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import DOOR_HEAD, DoorKind
-from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import roomy_pair
 from tests.harness.clusters.loopback import LoopbackConnection, in_loop
 
@@ -35,7 +34,7 @@ class HostInTest:
     def begin(self, task: int) -> HostDoor:
         """Begin a task; return the leader's end."""
         mine, theirs = roomy_pair()
-        leader = HostDoor(mine.fileno(), WorldPlace(HOSTS, (0, 1, 2, 3), self.index))
+        leader = HostDoor(mine.fileno(), HostPlace(3, HOSTS, (0, 1, 2, 3), self.index))
         self._open.append((mine, leader))
         in_loop(self._loop, lambda: self.links.begin(task, HOSTS, theirs))
         return leader

@@ -13,6 +13,7 @@ from traitlets.config import Config
 
 import nbparallel_magics
 from nbparallel.session.processes.limits import check_world_size
+from nbparallel.wire.identity import WorldPlace
 
 Script = Callable[[Any, Any], Any]
 """``script(sink, call)``: what happens during one cell; may raise; returns the values by rank."""
@@ -31,7 +32,7 @@ class FakeSession:
             check_world_size(world_size)
         self.world_size = world_size or 2
         self.started = False
-        self.hosts: dict[str, range] = {}
+        self.place = WorldPlace(self.world_size)
         self.start_method = start_method
         self.closed = False
         self.calls: list[SimpleNamespace] = []

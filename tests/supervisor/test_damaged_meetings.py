@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from nbparallel.supervisor.clients import Client, Clients
-from nbparallel.supervisor.guests import Guests
+from nbparallel.supervisor.introduced import IntroducedClients
 from nbparallel.wire.frames import HEADER, Frame, Kind, encode
 from nbparallel.wire.parcels import Introduction
 from nbparallel.wire.rendezvous import AbortJoin, Join
@@ -81,7 +81,7 @@ class Meetings:
         self.clients, self.logged = Clients(self.log), 0
         self.loop = self.clients.event_loop
         self.kernel, member = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.guests = Guests(self.clients)
+        self.guests = IntroducedClients(self.clients)
         self.member = Client(self.clients, member, self.guests)
         self.clients.admit(self.member, MEMBER)
         self.peers: list[Peer] = []

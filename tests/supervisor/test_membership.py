@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.worlds.hosted_worlds import Membership, exit_status
+from nbparallel.supervisor.worlds import Membership, exit_status
 from nbparallel.wire.identity import Process, process_of
 from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
 

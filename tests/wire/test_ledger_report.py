@@ -7,7 +7,7 @@ import pytest
 from nbparallel.supervisor.clients import Outbox
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.inspection import GuestRow, LedgerRow, pack_report, read_report
+from nbparallel.wire.inspection import IntroducedRow, LedgerRow, pack_report, read_report
 
 
 @pytest.mark.parametrize("count", [0, 1, 5000])
@@ -17,7 +17,7 @@ def test_a_ledger_of_any_length_arrives(count):
         LedgerRow(2 << 40 | n + 1, 4096 * n + 1, n % 2 == 0, tuple(range(n % 600)), n % 3)
         for n in range(count)
     )
-    guests = (GuestRow(1 << 22, 77, 0, daemon=True),)
+    guests = (IntroducedRow(1 << 22, 77, 0, daemon=True),)
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with mine, theirs:
         mine.setblocking(False)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nbparallel.errors import naming_hosts
+from nbparallel.errors import labelled_ranks
 from nbparallel.errors.text.escaping import encodable
 from nbparallel_magics.output.layout import (
     NO_RANK,
@@ -315,7 +315,7 @@ class CellOutput:
         self._ended.set()
         if (ticker := self._ticker) is not None:
             ticker.join()
-        with self._showing, naming_hosts({}):  # labels are those of lines that came while the cell ran
+        with self._showing, labelled_ranks():  # labels are those of lines that came while the cell ran
             self._show_final()
             self._forget()
         with self._lock:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from nbparallel.errors.text.table import Table
+from nbparallel.errors.text.table import Table, TableView
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
@@ -34,55 +34,69 @@ def household_report() -> HouseholdReport | None:
 def _without_ended(report: HouseholdReport) -> HouseholdReport:
     """Leave out processes that have ended, hold nothing and have started none: soon they are not there."""
     counted = {client for row in report.segments for client in row.holders}
-    counted |= {guest.parent for guest in report.guests}
-    guests = tuple(g for g in report.guests if g.client in counted or _state(g.pid) != ENDED)
-    return replace(report, guests=guests)
+    counted |= {process.parent for process in report.processes}
+    processes = tuple(p for p in report.processes if p.client in counted or _state(p.pid) != ENDED)
+    return replace(report, processes=processes)
 
 
-def processes_table(report: HouseholdReport) -> Table:
-    """Return a row for each process, for ``%parallel_status``, and below them what messages hold."""
-    names, pids, count = _names(), _pids(report), len(report.guests)
-    rows = [
-        (
-            str(guest.pid),
-            names.get(guest.pid, ""),
-            _state(guest.pid),
-            pids.get(guest.parent, ""),
-            "yes" if guest.daemon else "",
-            _held(report, guest.client),
-        )
-        for guest in report.guests[:SHOWN]
-    ]
-    foot = [f"… and {count - SHOWN:,} more"] if count > SHOWN else []
-    return Table(
-        f"{count} process{'es' * (count != 1)} of nbparallel.multiprocessing",
-        ("pid", "name", "state", "started by", "ends with it", "shared memory that it uses"),
-        rows,
-        "\n".join([*foot, *_in_flight(report)]),
-    ).without_empty_columns()
+@dataclass(frozen=True, slots=True, repr=False)
+class ProcessesView(TableView):
+    """The processes, for ``%parallel_status``."""
+
+    report: HouseholdReport
+
+    def table(self) -> Table:
+        """Return one row for each process, and below them what messages hold."""
+        report, names, pids = self.report, _names(), _pids(self.report)
+        rows = [
+            (
+                str(process.pid),
+                names.get(process.pid, ""),
+                _state(process.pid),
+                pids.get(process.parent, ""),
+                "yes" if process.daemon else "",
+                _held(report, process.client),
+            )
+            for process in report.processes[:SHOWN]
+        ]
+        count = len(report.processes)
+        foot = [f"… and {count - SHOWN:,} more"] if count > SHOWN else []
+        return Table(
+            f"{count} process{'es' * (count != 1)} of nbparallel.multiprocessing",
+            ("pid", "name", "state", "started by", "ends with it", "shared memory that it uses"),
+            rows,
+            "\n".join([*foot, *_in_flight(report)]),
+        ).without_empty_columns()
 
 
-def own_segments_table(report: HouseholdReport) -> Table:
-    """Return a row for each segment of these processes, the largest first, for ``%parallel_segments``."""
-    pids = _pids(report)
-    used = sorted((row for row in report.segments if row.holders or row.messages), key=lambda r: -r.nbytes)
-    rows = [
-        (
-            f"{row.segment:#x}",
-            size_text(row.nbytes),
-            ", ".join(pids.get(client, "a process that has ended") for client in row.holders),
-            str(row.messages) if row.messages else "",
-        )
-        for row in used[:SHOWN]
-    ]
-    total = size_text(sum(row.nbytes for row in used))
-    return Table(
-        f"shared memory of processes of nbparallel.multiprocessing: {total} in {len(used)} "
-        f"segment{'s' * (len(used) != 1)}",
-        ("segment", "size", "used by", "messages in flight"),
-        rows,
-        f"… and {len(used) - SHOWN:,} smaller ones" if len(used) > SHOWN else "",
-    ).without_empty_columns()
+@dataclass(frozen=True, slots=True, repr=False)
+class HouseholdSegmentsView(TableView):
+    """Their shared memory, for ``%parallel_segments``."""
+
+    report: HouseholdReport
+
+    def table(self) -> Table:
+        """Return one row for each segment, the largest first."""
+        pids = _pids(self.report)
+        used = [row for row in self.report.segments if row.holders or row.messages]
+        used.sort(key=lambda row: -row.nbytes)
+        rows = [
+            (
+                f"{row.segment:#x}",
+                size_text(row.nbytes),
+                ", ".join(pids.get(client, "a process that has ended") for client in row.holders),
+                str(row.messages) if row.messages else "",
+            )
+            for row in used[:SHOWN]
+        ]
+        total = size_text(sum(row.nbytes for row in used))
+        return Table(
+            f"shared memory of processes of nbparallel.multiprocessing: {total} in {len(used)} "
+            f"segment{'s' * (len(used) != 1)}",
+            ("segment", "size", "used by", "messages in flight"),
+            rows,
+            f"… and {len(used) - SHOWN:,} smaller ones" if len(used) > SHOWN else "",
+        ).without_empty_columns()
 
 
 def _names() -> dict[int, str]:
@@ -93,7 +107,7 @@ def _names() -> dict[int, str]:
 
 
 def _pids(report: HouseholdReport) -> dict[int, str]:
-    return {NOTEBOOK: "notebook", **{guest.client: str(guest.pid) for guest in report.guests}}
+    return {NOTEBOOK: "notebook", **{process.client: str(process.pid) for process in report.processes}}
 
 
 def _state(pid: int) -> str:

@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from nbparallel.distributed.api.host_operations import HostOperations
 from nbparallel.distributed.arguments import MISSING, check_outputs, deadline
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState, GroupTable
 from nbparallel.distributed.collectives.movements import Pattern
@@ -55,6 +54,31 @@ class OnOperation(Protocol):
     """The group of the operation that runs."""
 
 
+class WorldOperations(Protocol):
+    """The collectives of a world in whose cell not all ranks share memory.
+
+    It has methods of the names of `GroupCollectives`, and takes first that of the ranks on this machine.
+    """
+
+    def check(self, name: str, *, async_op: bool, view: bool) -> bool:
+        """Return whether the operation of this name is built; raises if it is not in this form."""
+
+    @property
+    def move(self) -> Callable[..., Any]:
+        """As `GroupCollectives.move`."""
+
+    @property
+    def average(self) -> Callable[..., None]:
+        """As `average` of `data_parallel.gradients`."""
+
+    @property
+    def exchange_values(self) -> Callable[..., list[Any]]:
+        """As `GroupCollectives.exchange_values`."""
+
+    def close(self) -> None:
+        """Release what belongs to it: the cell has ended."""
+
+
 class OperationBase:
     """The base of a communicator: each family of operations extends it, in a file of its own."""
 
@@ -62,7 +86,7 @@ class OperationBase:
     world_size: int
     _first: int
     _behind: int
-    """The ranks of this host: from the first up to, without, this one."""
+    """The ranks of this machine: from the first up to, without, this one."""
     _context: RankContext
     _world: GroupCollectives
     _sender: Sender
@@ -70,8 +94,8 @@ class OperationBase:
     _group_table: GroupTable
     _tickets: Tickets
     _on_operation: OnOperation | None
-    _across: HostOperations | None
-    """In a cell on all ranks of several hosts: operations of the world."""
+    _across: WorldOperations | None
+    """Operations of the world in a cell on ranks that share no memory; None: all do, or it is not on all."""
 
     def _operation(
         self,
@@ -99,7 +123,7 @@ class OperationBase:
     def _group_state(self, group: GroupLike, *, crosses: bool = False) -> GroupState:
         """Return the state of a group for a collective that begins now; raises if none can begin.
 
-        With `crosses` it is one that is over the world of several hosts as well.
+        With `crosses` it is one that `WorldOperations` have as well.
         """
         context = self._context
         if crosses and group is None and self._across is not None and context.ready:
@@ -221,7 +245,7 @@ class OperationCall:
         deadline_ns: int | None,
         async_op: bool,
         view: bool,
-        across: HostOperations | None,
+        across: WorldOperations | None,
     ) -> None:
         self._base, self._name, self.state, self._deadline_ns = base, name, state, deadline_ns
         self._async_op, self._view, self._across = async_op, view, across

@@ -247,7 +247,7 @@ class PointToPoint(OperationBase):
         if isinstance(rank, int | np.integer) and rank == PROC_NULL and group_rank is None:
             return PROC_NULL
         other = state.ranks[state.group_rank(rank, group_rank, name)]
-        self._context.check_reach([other], f"a message with {name}={other} that is sent or received")
+        self._context.place.check_reach([other], f"a message with {name}={other} that is sent or received")
         return other
 
     @predefined

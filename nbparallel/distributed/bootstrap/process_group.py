@@ -32,7 +32,7 @@ from nbparallel.wire.control_layout import MAX_WORLD_SIZE
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.parcels import LeaveWorld
 from nbparallel.wire.rendezvous import Join, client_of
-from nbparallel.wire.segments import FIRST_GUEST
+from nbparallel.wire.segments import FIRST_INTRODUCED
 
 # Checks the arguments of `init_process_group`: rank, world size, the directory of the rendezvous.
 
@@ -154,10 +154,10 @@ def _place(method: str, environment: Mapping[str, str]) -> str:
     )
 
 
-def _path(method: str, host: str, path: str) -> str:
-    if host not in ("", "localhost"):
+def _path(method: str, netloc: str, path: str) -> str:
+    if netloc not in ("", "localhost"):
         raise ValueError(
-            f"{method!r} has {host!r} for a host: a path begins with a third slash, file:///{host}…"
+            f"{method!r} has {netloc!r} for a host: a path begins with a third slash, file:///{netloc}…"
         )
     if not path.strip("/"):
         raise ValueError(f"{method!r} lacks a path, as in 'file:///tmp/my_world'")
@@ -216,20 +216,20 @@ class ProcessGroup:
 
     Parameters
     ----------
-    host : SegmentClient, optional
-        Of a guest: its connection to its supervisor, which hosts the world.  The store stays what it is.
+    supervisor : SegmentClient, optional
+        Of a process that is a client already: its connection.  The store stays what it is.
     """
 
     def __init__(
-        self, admission: Admission, rank: int, filename: str, host: SegmentClient | None = None
+        self, admission: Admission, rank: int, filename: str, supervisor: SegmentClient | None = None
     ) -> None:
         self._pid = os.getpid()
         joined = admission.joined
         world_size = len(joined.members)
-        self._host, self._channel = host, admission.channel
+        self._supervisor, self._channel = supervisor, admission.channel
         self._liveness = SupervisorLiveness(admission.supervisor, joined.members)
         self._store = _store()
-        if host is None:
+        if supervisor is None:
             self._broker = SegmentClient(admission.channel, client=client_of(rank))
             self._store.renumber(self._broker.client)
             self._store.connect(self._broker)
@@ -289,11 +289,12 @@ class ProcessGroup:
             sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
         for unreleased in self.communicator.unreleased if failure is None else ():
             sys.stderr.write(f"nbparallel: {unreleased}\n")
-        if self._host is None:
+        if self._supervisor is None:
             self._disconnect_own()
         else:
             try:
-                self._host.send(LeaveWorld())  # before arrays die that other ranks have not received yet
+                # before arrays die that other ranks have not received yet
+                self._supervisor.send(LeaveWorld())
             except ChannelClosedError:
                 pass  # the supervisor has ended, which the ranks that wait notice by themselves
             self.communicator.close()
@@ -346,18 +347,18 @@ def _call_at_end(function: Callable[[], None]) -> Callable[[], object]:
 
 def join(method: InitMethod, seconds: float, caller: FrameType | None) -> ProcessGroup:
     """Wait for the other processes, and return the membership; errors as `arrive_and_wait`."""
-    host = _host(_store())
+    supervisor = _supervisor_of(_store())
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     join = Join(method.rank, method.world_size, _versions(), tuple(sorted(cpus)))
-    if host is None:
+    if supervisor is None:
         admission = arrive_and_wait(method.place, join, seconds)
     else:
-        admission = meet_at_supervisor(host, method.place, join, seconds)
-    return ProcessGroup(admission, method.rank, _script(caller), host)
+        admission = meet_at_supervisor(supervisor, method.place, join, seconds)
+    return ProcessGroup(admission, method.rank, _script(caller), supervisor)
 
 
-def _host(store: Store) -> SegmentClient | None:
-    """Return a guest's connection to its supervisor; None: this process is no client of any.
+def _supervisor_of(store: Store) -> SegmentClient | None:
+    """Return this process's connection to its supervisor; None: it is no client of any.
 
     Raises
     ------
@@ -366,7 +367,7 @@ def _host(store: Store) -> SegmentClient | None:
     SupervisorDiedError
         Its supervisor has ended.
     """
-    if store.client >= FIRST_GUEST:
+    if store.client >= FIRST_INTRODUCED:
         for broker in store.brokers:
             if isinstance(broker, SegmentClient):
                 return broker

@@ -268,7 +268,7 @@ class GroupTable:
         if state.cell != context.cell.number:
             missing = [r for r in state.ranks if r not in context.cell.ranks]
             if missing and context.cell.number:
-                context.check_reach(missing, f"an operation of {state.group} that is called")
+                context.place.check_reach(missing, f"an operation of {state.group} that is called")
                 verb = "is" if len(missing) == 1 else "are"
                 raise ValueError(
                     f"{rank_list(missing)} {verb} not in this cell, and an operation of {state.group} needs "

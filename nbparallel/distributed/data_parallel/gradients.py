@@ -16,7 +16,6 @@ import functools
 import math
 import numbers
 import operator
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     read_only,
 )
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
+from nbparallel.distributed.slots.mismatch import own_copy
 from nbparallel.distributed.slots.slot_area import Span, conflict
 from nbparallel.errors import CollectiveMismatchError, rank_list
 from nbparallel.sharing.tensors import (
@@ -336,8 +336,7 @@ def check_declarations(declared: Sequence[Declaration], ranks: Sequence[int]) ->
         first, second = sorted(ranks[i] for i in found)
         raise ValueError(
             f"ranks {first} and {second} passed overlapping memory of one shared array to average_gradients, "
-            "which would write it: each rank needs gradients of its own, so pass `x.copy()`"
-            + (", of a tensor `x.clone()`" if "torch" in sys.modules else "")
+            f"which would write it: each rank needs gradients of its own, so pass {own_copy()}"
         )
     weights = [weight for _, weight, _ in declared if weight is not None]
     if not weights:

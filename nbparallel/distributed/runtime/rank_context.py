@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nbparallel.distributed.runtime import fault_injection
@@ -19,7 +19,6 @@ from nbparallel.errors import (
     CollectiveTimeoutError,
     DeadlockError,
     ForkedRankError,
-    HostBoundaryError,
     NbParallelError,
     PeerFailedError,
     SegmentLostError,
@@ -44,12 +43,6 @@ from nbparallel.wire.control_layout import (
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
 
-INSIDE_HOSTS = (
-    "only barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, reduce_scatter, all_to_all "
-    "and dist's average_gradients, assert_same and batches cross hosts, in a cell on all ranks: use one of "
-    "these, or pass group=dist.host_group(), the ranks of this host"
-)
-
 # The other ranks of an epoch, as their words in the control segment show them (failed, died, left).
 
 
@@ -64,8 +57,6 @@ class Peers:
         Their private memory, as far as this rank can read it.
     liveness_check : LivenessCheck or None
         Whether death records are still written; None: ranks exit with the supervisor that writes them.
-    hosts : WorldPlace or None
-        Of a world on several hosts: where its ranks are.
     """
 
     def __init__(self, view: ControlView, rank: int) -> None:
@@ -76,7 +67,6 @@ class Peers:
         self.ranks = tuple(r for r in range(view.world_size) if r != rank)
         self.memory = PeerMemory(view, rank)
         self.liveness_check: LivenessCheck | None = None
-        self.hosts: WorldPlace | None = None
 
     def _of_all(self, line: int) -> memoryview:
         """Return the first word of that line of every rank, in rank order."""
@@ -233,6 +223,8 @@ class RankContext:
         Why the epoch is invalid.
     remark : str
         What the error about a deadlock adds: messages that were dropped at the end of the last cell.
+    place : WorldPlace
+        Which ranks are on this machine.
     call_site : CallSite
         Finds the cell's line that is being executed.
     """
@@ -246,6 +238,7 @@ class RankContext:
         *,
         epoch: int,
         usable_cpus: int,
+        place: WorldPlace | None = None,
     ) -> None:
         if world_size != view.world_size or epoch != view.epoch:
             raise ValueError(
@@ -256,6 +249,7 @@ class RankContext:
             raise ValueError(f"rank {rank} is not in 0-{world_size - 1}")
         self.view, self.words = view, view.words
         self.rank, self.world_size = rank, world_size
+        self.place = place or WorldPlace(world_size)
         self.waiter = Waiter(view, rank, spin=world_size <= usable_cpus)
         self.memory = SharedArrayLookup(store, self.attach)
         self.store = store
@@ -372,16 +366,8 @@ class RankContext:
                 "one at a time"
             )
         if world and not self.whole:
-            self.check_reach(range(self.world_size), "an operation on the world that is called")
+            self.place.check_reach(range(self.world_size), "an operation on the world that is called")
             raise self.cell.not_whole(self.world_size)
-
-    def check_reach(self, ranks: Iterable[int], what: str) -> None:
-        """Raise if one of `ranks`, which `what` needs, is on another host of the session."""
-        hosts = self.peers.hosts
-        if hosts is not None and (others := [rank for rank in ranks if rank not in hosts.ranks]):
-            raise HostBoundaryError(
-                f"{what} on host {hosts.name} needs {rank_list(others)}, and {INSIDE_HOSTS}"
-            )
 
     # -- waiting ---------------------------------------------------------------------------------------
 

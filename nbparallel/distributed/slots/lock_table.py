@@ -97,7 +97,7 @@ class LockTable:
             As every operation.
         """
         context = self._context
-        context.check_reach(range(context.world_size), "a lock that is taken")
+        context.place.check_reach(range(context.world_size), "a lock that is taken")
         if context.forked or not context.ready:
             context.refuse(world=False)
         context.ready = False

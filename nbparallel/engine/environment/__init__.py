@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Configure, WorkingContext
 from nbparallel.wire.system import THREAD_VARIABLES, threads_from_environment
 
@@ -169,7 +170,7 @@ class Defaults:
 
 def set_environment(configure: Configure) -> None:
     """Take over the notebook's environment, directory and path, and add torchrun's variables."""
-    rank, size, hosts = str(configure.rank), str(configure.world_size), configure.hosts
+    rank, place = configure.rank, configure.place
     owner = os.environ.get("NBP_OWNER", "")
     seed = os.environ.get("PYTHONHASHSEED")
     os.environ.clear()
@@ -178,23 +179,23 @@ def set_environment(configure: Configure) -> None:
         NBP_SESSION=configure.session,
         NBP_CLIENT=str(configure.client),  # by these the supervisor knows what a rank has started
         NBP_OWNER=owner,
-        RANK=rank,
-        LOCAL_RANK=rank if hosts is None else str(configure.rank - hosts.ranks.start),
-        WORLD_SIZE=size,
-        LOCAL_WORLD_SIZE=size if hosts is None else str(len(hosts.ranks)),
-        GROUP_RANK="0" if hosts is None else str(hosts.index),
+        RANK=str(rank),
+        LOCAL_RANK=str(rank - place.ranks.start),
+        WORLD_SIZE=str(place.world_size),
+        LOCAL_WORLD_SIZE=str(len(place.ranks)),
+        GROUP_RANK=str(place.part),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="0",  # until an epoch begins; ranks talk through shared memory
     )
     if seed is not None:
         os.environ["PYTHONHASHSEED"] = seed  # that of this process: what ranks start hashes as they do
-    enter_context(configure.place)
+    enter_context(configure.context)
     sys.argv[:] = [""]
 
 
-def resize_environment(world_size: int, here: int, former_port: int, port: int) -> int:
+def resize_environment(place: WorldPlace, former_port: int, port: int) -> int:
     """Renew what depends on the epoch; a MASTER_PORT that the user has set stays.  Returns `port`."""
-    os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"] = str(world_size), str(here)
+    os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"] = str(place.world_size), str(len(place.ranks))
     if os.environ.get("MASTER_PORT") == str(former_port):
         os.environ["MASTER_PORT"] = str(port)
     return port

@@ -1,49 +1,47 @@
-"""Names of ranks in messages, with those of their hosts where a session has several."""
+"""Names of ranks in messages, labelled where a session's ranks are in several places."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-host_of_rank: ContextVar[Callable[[int], str] | None] = ContextVar("host_of_rank", default=None)
-"""Returns the name of a rank's host, where messages are about a session on several hosts."""
+
+def _no_label(rank: int) -> str:
+    return ""
+
+
+label_of_rank: ContextVar[Callable[[int], str]] = ContextVar("label_of_rank", default=_no_label)
+"""Returns what stands behind a rank's number."""
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """Name ranks as people do: ``rank 2``, ``ranks 0-1``, ``ranks 0, 2-3``, ``rank 5 (host b)``.
+    """Name ranks as people do: ``rank 2``, ``ranks 0-1``, ``ranks 0, 2-3``; with labels behind them.
 
     >>> rank_list([2]), rank_list([0, 1, 3])
     ('rank 2', 'ranks 0-1, 3')
     """
     numbers = sorted(set(ranks))
     plural = "s" if len(numbers) != 1 else ""
-    host_of = host_of_rank.get()
-    if host_of is None:
-        return f"rank{plural} {_ranges(numbers)}"
-    by_host: dict[str, list[int]] = {}
+    label_of, by_label = label_of_rank.get(), dict[str, list[int]]()
     for number in numbers:
-        by_host.setdefault(host_of(number), []).append(number)
-    return f"rank{plural} " + ", ".join(f"{_ranges(some)} (host {host})" for host, some in by_host.items())
+        by_label.setdefault(label_of(number), []).append(number)
+    return f"rank{plural} " + ", ".join(f"{_ranges(some)}{label}" for label, some in by_label.items())
 
 
 @contextmanager
-def naming_hosts(hosts: Mapping[str, range]) -> Iterator[None]:
-    """Have messages name the hosts of ranks, if there are several; `hosts`: the ranks of each.
+def labelled_ranks(label_of: Callable[[int], str] = _no_label) -> Iterator[None]:
+    """Have messages label ranks; by default not.
 
-    >>> with naming_hosts({"a": range(2), "b": range(2, 4)}):
+    >>> with labelled_ranks(lambda rank: " (host b)" if rank > 1 else " (host a)"):
     ...     rank_list([0, 2, 3])
     'ranks 0 (host a), 2-3 (host b)'
     """
-
-    def host_of(rank: int) -> str:
-        return next(host for host, ranks in hosts.items() if rank in ranks)
-
-    token = host_of_rank.set(host_of if hosts else None)
+    token = label_of_rank.set(label_of)
     try:
         yield
     finally:
-        host_of_rank.reset(token)
+        label_of_rank.reset(token)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ from nbparallel.multiprocessing.household.lifeline import close_own_lifeline, ow
 from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
 from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.inspection import GuestRow, LedgerRow, read_report
+from nbparallel.wire.inspection import IntroducedRow, LedgerRow, read_report
 
 PATIENCE_SECONDS = 1.0
 """Time for a report, which takes a millisecond."""
@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 1.0
 class HouseholdReport:
     """What the supervisor of a household knows."""
 
-    guests: tuple[GuestRow, ...]
+    processes: tuple[IntroducedRow, ...]
     """Its processes, but for this one, as they came."""
     segments: tuple[LedgerRow, ...]
     """Shared memory that they, or messages between them, hold."""
@@ -81,8 +81,8 @@ class RootSupervisor:
                 frame = control.receive(left)
                 if frame is None or frame.kind is not Kind.LEDGER or frame.sequence != self._number:
                     continue
-                segments, guests = read_report(frame.payload)
-                return HouseholdReport(guests, segments, self._launch.popen.pid)
+                segments, processes = read_report(frame.payload)
+                return HouseholdReport(processes, segments, self._launch.popen.pid)
         except ChannelClosedError:
             pass  # it has ended
         return None

@@ -174,11 +174,12 @@ def worker_place() -> int:
 
 def run_worker(given: WorkerGiven, target: Callable[..., Any], *args: Any) -> None:
     """Run a worker: only interrupts of its tasks reach it, and it has its share of the CPUs."""
-    from nbparallel.wire.system import JOBLIB, affine_cpus, usable_cpus
+    from nbparallel.wire.system import IMPORT_HOOKS, affine_cpus, usable_cpus
 
     _given[:] = [given]
     given.interrupts.install()
-    JOBLIB.install()
+    for hook in IMPORT_HOOKS:
+        hook.install()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in blocks, lines of several workers would mix
             stream.reconfigure(line_buffering=True, write_through=False)

@@ -320,7 +320,7 @@ def examine(
     True
     """
     found = [*findings(inspect_machine(), start_method, read_in_place=read_in_place)]
-    found += () if session is None else session.host_findings()
+    found += () if session is None else session.findings()
     return Examination(sorted(found, key=lambda finding: -finding.state))
 
 

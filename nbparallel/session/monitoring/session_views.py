@@ -27,7 +27,6 @@ def load_views() -> None:
     """Import what the methods below need: an installation may have removed the files when they are called."""
     from nbparallel.session.monitoring import (  # noqa: F401
         activity,
-        joined_views,
         segments,
         statistics,
         timeline,
@@ -80,8 +79,8 @@ class SessionViews:
             self._reader = activity.ActivityReader(self._ranks, self._names, self._tasks)
         return self._reader.read()
 
-    def host_findings(self) -> tuple[Any, ...]:
-        """Return what the doctor finds on hosts: there are none."""
+    def findings(self) -> tuple[Any, ...]:
+        """Return what the doctor finds on other machines: there are none."""
         return ()
 
     def timeline(self) -> Timeline | None:

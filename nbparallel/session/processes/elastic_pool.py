@@ -5,16 +5,87 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any, Protocol
 
+from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.errors import NO_RANKS, STOPPED, ClosedError, StartError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
+from nbparallel.session.processes.limits import check_world_size
 from nbparallel.session.processes.rank_death import describe_death
 from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.transfer.pickle_format import ArrayStore
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
+
+
+class TaskPool(Protocol):
+    """Ranks that run, and take tasks: of this machine (`RankPool`), or of others."""
+
+    @property
+    def place(self) -> WorldPlace:
+        """Which ranks are where."""
+
+    @property
+    def store(self) -> ArrayStore:
+        """Through which values travel to the ranks."""
+
+    @property
+    def ranks(self) -> range:
+        """The numbers of the ranks that were started."""
+
+    @property
+    def broker(self) -> SegmentClient | None:
+        """The client of the segment server; None: no memory is shared with the ranks."""
+
+    def ended(self, milliseconds: float = 0) -> bool:
+        """Whether what shares memory with the ranks has ended, or does within this time."""
+
+    def invalidate_epoch(self) -> None:
+        """Give up what a failure has left between the ranks."""
+
+    def next_event(self, timeout: float | None) -> tuple[Any, Any] | None:
+        """Return the next message, and which rank or machine has sent it; None: there is none."""
+
+
+class SessionRanks(Protocol):
+    """The ranks of a session from the first use to the end: of this machine (`ElasticPool`), or of others."""
+
+    @property
+    def place(self) -> WorldPlace:
+        """Which ranks are where."""
+
+    @property
+    def pool(self) -> TaskPool | None:
+        """What takes tasks; None before the first use, and after `close`."""
+
+    @property
+    def running(self) -> TaskPool:
+        """The same; RuntimeError if the ranks were not started, or were stopped."""
+
+    def ensure(self, interrupts: InterruptCounter) -> TaskPool:
+        """Return a pool whose ranks all live, as far as there is room for them."""
+
+    def take_notes(self) -> list[str]:
+        """Return lines on what was started again since the last time."""
+
+    def check_size(self, world_size: int) -> None:
+        """Raise if there cannot be so many ranks."""
+
+    def resize(self, world_size: int, interrupts: InterruptCounter) -> None:
+        """Have so many ranks from now on; those beyond have ended."""
+
+    def end(self, rank: int | None) -> None:
+        """End one rank, or all; `ensure` starts them again."""
+
+    def close(self) -> None:
+        """Make every thread raise that starts ranks or waits for them; none start from now on."""
+
+    def stop(self) -> None:
+        """End every process; after `close`."""
+
 
 RESTARTED = "restarted"
 """Why a rank was ended: the user asked for it, and needs no note."""
@@ -35,17 +106,15 @@ class ElasticPool:
 
     def __init__(
         self,
-        world_size: int,
+        place: WorldPlace,
         start_method: str,
         launch: SupervisorLaunch | None,
         names: NameDelivery,
         output_of: Callable[[int], TaskOutput | None],
     ) -> None:
-        self.world_size, self.start_method = world_size, start_method
+        self.place, self.start_method = place, start_method
         self.pool: RankPool | None = None
         """None before the first use, and after `close`."""
-        self.hosts: WorldPlace | None = None
-        """Where these ranks are, if other hosts have some of the session's."""
         self.starting: tuple[int, ...] = ()
         """The ranks that are being started."""
         self._launch, self._names, self._output_of = launch, names, output_of
@@ -73,7 +142,7 @@ class ElasticPool:
             `close` was called, perhaps while this ran.
         """
         pool = self.pool
-        if pool is not None and pool.lost and not self._closed:
+        if pool is not None and pool.ended() and not self._closed:
             self._stop_pool()
             self._notes.append(
                 "the supervisor process had died and the ranks with it; new ones are running, "
@@ -81,19 +150,15 @@ class ElasticPool:
             )
             pool = None
         if pool is None or self._closed:
-            with self._starting(self._ranks):
+            with self._starting(self.place.ranks):
                 pool = self.pool = self._start(interrupts)
-            self._names.connect(pool.supervisor.broker)
+            self._names.connect(pool.broker)
         else:
             self._revive(pool, interrupts)
         if self._closed:
             self.pool = None
             raise ClosedError(STOPPED)
         return pool
-
-    @property
-    def _ranks(self) -> range:
-        return range(self.world_size) if self.hosts is None else self.hosts.ranks
 
     def take_notes(self) -> list[str]:
         """Return a line for everything that was started again since the last time."""
@@ -119,21 +184,27 @@ class ElasticPool:
             return
         if rank is None:
             self._stop_pool()
-        elif not self.pool.lost:
+        elif not self.pool.ended():
             handle = self.pool.handle(rank)
             handle.ended_because = RESTARTED
             self.pool.end(handle)
 
-    def grow(self, world_size: int, interrupts: InterruptCounter) -> None:
-        """Add ranks up to `world_size`; if one cannot start, none of the new ones stays."""
-        pool = self.running
-        before = len(pool.handles)
-        try:
-            with self._starting(range(before, world_size)) as ranks:
-                pool.start(ranks, world_size, interrupts)
-        except BaseException:
-            pool.shrink(before)
-            raise
+    def check_size(self, world_size: int) -> None:
+        """Raise if this machine cannot hold so many ranks."""
+        check_world_size(world_size, self.place.world_size)
+
+    def resize(self, world_size: int, interrupts: InterruptCounter) -> None:
+        """Have `world_size` ranks; if one cannot start, none of the new ones stays."""
+        pool, before, place = self.pool, self.place.world_size, WorldPlace(world_size)
+        if pool is not None and world_size > before:
+            pool.place = place
+            try:
+                with self._starting(range(before, world_size)) as ranks:
+                    pool.start(ranks, interrupts)
+            except BaseException:
+                pool.shrink(before)
+                raise
+        self.place = place
 
     @contextlib.contextmanager
     def _starting(self, ranks: Iterable[int]) -> Iterator[list[int]]:
@@ -169,8 +240,7 @@ class ElasticPool:
         self._notes += [_back_note(ranks, how) for how, ranks in ways.items()]
         if dead or not all(handle.usable for handle in pool.handles):
             with self._starting(handle.rank for handle in dead) as ranks:
-                size = len(pool.handles) if self.hosts is None else self.hosts.world_size
-                pool.start(ranks, size, interrupts)
+                pool.start(ranks, interrupts)
 
     def _start(self, interrupts: InterruptCounter) -> RankPool:
         """Return a pool whose ranks are all ready; nothing is left running if that fails."""
@@ -188,13 +258,12 @@ class ElasticPool:
         return self._start_with(early or SupervisorLaunch(self.start_method), interrupts)
 
     def _start_with(self, launch: SupervisorLaunch, interrupts: InterruptCounter) -> RankPool:
-        pool = RankPool(launch, self._output_of, self.hosts)
+        pool = RankPool(launch, self._output_of, self.place)
         self._pools.add(pool)
         try:
             if self._closed:
                 raise ClosedError(STOPPED)
-            size = self.world_size if self.hosts is None else self.hosts.world_size
-            pool.start(list(self._ranks), size, interrupts)
+            pool.start(list(self.place.ranks), interrupts)
         except BaseException:
             self._discard(pool)
             raise

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel import sharing
+from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.errors import (
     STOPPED,
     ClosedError,
@@ -112,10 +113,10 @@ class RankPool:
         self,
         launch: SupervisorLaunch,
         output_of: Callable[[int], TaskOutput | None],
-        hosts: WorldPlace | None = None,
+        place: WorldPlace,
     ) -> None:
         self.session, self._seed = launch.session, launch.seed
-        self.hosts, self._first = hosts, 0 if hosts is None else hosts.ranks.start
+        self.place = place
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
         self._listener: Callable[[Any], None] = lambda message: None
@@ -143,7 +144,7 @@ class RankPool:
                 on_start_failed=self._fail,
                 on_death=lambda: self._fail(SupervisorDiedError("the supervisor process died")),
             )
-            self.store, broker = sharing.current_store(), self.supervisor.broker
+            self.store, broker = sharing.current_store(), self.broker
             self.store.connect(broker)
             self._reclaimer = MemoryReclaimer(self._event_loop, self.store, broker, broker.fileno())
             made.pop_all()
@@ -173,9 +174,13 @@ class RankPool:
         self._post(None, None)
 
     @property
-    def lost(self) -> bool:
+    def broker(self) -> SegmentClient:
+        """The client of the session's segment server."""
+        return self.supervisor.broker
+
+    def ended(self, milliseconds: float = 0) -> bool:
         """Whether the supervisor has died or the event loop has failed: only a new pool helps."""
-        return self._error is not None or self.supervisor.ended()
+        return self._error is not None or self.supervisor.ended(milliseconds)
 
     def next_event(self, timeout: float | None) -> tuple[RankHandle, Any] | None:
         """Return the next (handle, message); None after `timeout` seconds or a `wake`.
@@ -212,14 +217,14 @@ class RankPool:
 
     @property
     def ranks(self) -> range:
-        """The numbers of the ranks: all, unless other hosts have some."""
-        return range(self._first, self._first + len(self.handles))
+        """The numbers of the ranks that were started."""
+        return self.place.ranks[: len(self.handles)]
 
     def handle(self, rank: int) -> RankHandle:
         """Return the handle of a rank."""
-        return self.handles[rank - self._first]
+        return self.handles[rank - self.place.ranks.start]
 
-    def start(self, ranks: list[int], world_size: int, interrupts: InterruptCounter) -> None:
+    def start(self, ranks: list[int], interrupts: InterruptCounter) -> None:
         """Start processes for `ranks`; wait until these and all others that were started are ready.
 
         Raises
@@ -230,7 +235,7 @@ class RankPool:
             The user interrupted; the caller ends the new ranks, or waits for them another time.
         """
         for rank in ranks:
-            self._spawn(rank, world_size)
+            self._spawn(rank)
         self._epoch_invalid = True
         ranks = [handle.rank for handle in self.handles if not handle.usable]
         tries = dict.fromkeys(ranks, 1)
@@ -254,20 +259,20 @@ class RankPool:
                 if handle.death.pid or tries[handle.rank] == SPAWN_TRIES:
                     raise StartError(self._explain_exit(handle, handle.death))
                 tries[handle.rank] += 1  # its template died before the fork; the next one forks it
-                self._spawn(handle.rank, world_size)
+                self._spawn(handle.rank)
             interrupts.check()
             if time.monotonic() >= deadline:
                 late = rank_list(rank for rank in ranks if not self.handle(rank).usable)
                 raise StartError(f"{late} not ready after {START_SECONDS:.0f} s\n{self.supervisor.log()}")
         self._refuse_other_versions([self.handle(rank) for rank in ranks])
 
-    def _spawn(self, rank: int, world_size: int) -> None:
+    def _spawn(self, rank: int) -> None:
         with self._stopping:  # a handle that is made here is not left to a `stop` that has been there already
             if self._wake < 0:
                 raise ClosedError(STOPPED)
-            self._spawn_process(rank, world_size)
+            self._spawn_process(rank)
 
-    def _spawn_process(self, rank: int, world_size: int) -> None:
+    def _spawn_process(self, rank: int) -> None:
         client, self._next_client = self._next_client, self._next_client + 1
         handle = RankHandle(
             rank,
@@ -281,21 +286,20 @@ class RankPool:
         configure = Configure(
             session=self.session,
             rank=rank,
-            world_size=world_size,
+            place=self.place,
             client=client,
-            place=working_context(),
+            context=working_context(),
             environment=tuple(os.environ.items()),
             usable_cpus=usable_cpus(),
             seed=self._seed,
             colors=notebook_colors(),
             magics=has_magics(),
             notebook=os.getpid(),
-            hosts=self.hosts,
         )
-        handle.sent_context = configure.place
+        handle.sent_context = configure.context
         if rank in self.ranks:
             self.handle(rank).close_later()
-            self.handles[rank - self._first] = handle
+            self.handles[rank - self.place.ranks.start] = handle
         else:
             self.handles.append(handle)
         handle.send(Kind.CONFIGURE, configure)
@@ -332,7 +336,7 @@ class RankPool:
 
     def shrink(self, world_size: int) -> None:
         """End the ranks from `world_size` on."""
-        leaving = self.handles[world_size:]
+        self.place, leaving = WorldPlace(world_size), self.handles[world_size:]
         for handle in leaving:
             handle.leave()
         deadline = time.monotonic() + 1.0
@@ -371,7 +375,7 @@ class RankPool:
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
-        world_size = len(self.handles) if self.hosts is None else self.hosts.world_size
+        world_size = self.place.world_size
         size = size_text(control.Layout.of(world_size).nbytes)
         with as_start_error(f"the segment of {size} through which ranks communicate"):
             fd = control.create(world_size, self.epoch)
@@ -388,7 +392,7 @@ class RankPool:
                     f"a rank that takes one of the {len(abandoned) - ABANDONED_ENTRIES} oldest is not warned"
                 )
             self.supervisor.epoch(fd, self.epoch)
-            join = JoinWorld(self.epoch, world_size, free_port(), self.hosts)
+            join = JoinWorld(self.epoch, self.place, free_port())
             for handle in self.handles:
                 handle.send(Kind.JOIN_EPOCH, join, (fd,))
         finally:
@@ -411,7 +415,7 @@ class RankPool:
             do_all(
                 *(handle.leave for handle in self.handles),
                 self._reclaimer.close,
-                lambda: sharing.current_store().disconnect(self.supervisor.broker),
+                lambda: sharing.current_store().disconnect(self.broker),
                 self.supervisor.stop,
                 self.wait_for_ranks,
                 self._event_loop.stop,

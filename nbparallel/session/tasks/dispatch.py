@@ -24,6 +24,7 @@ from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery, Preparation
 from nbparallel.session.names.encoding import dump
 from nbparallel.session.output import OutputSink, TaskOutput
+from nbparallel.session.processes.elastic_pool import TaskPool
 from nbparallel.session.processes.rank_handle import RankHandle, send_working_context
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellClock, CellRecord, CellResult, RankValues, RemoteValue
@@ -91,7 +92,7 @@ class TaskDispatcher:
 
     def prepare(
         self,
-        pool: RankPool,
+        pool: TaskPool,
         make: TaskFactory,
         options: CellOptions,
         notes: list[str],
@@ -105,7 +106,7 @@ class TaskDispatcher:
 
     def prepare_cell(
         self,
-        pool: RankPool,
+        pool: TaskPool,
         cell: str,
         options: CellOptions,
         ranks: tuple[int, ...],
@@ -126,7 +127,7 @@ class TaskDispatcher:
                     )
                 preparation = self._names.deliver(names, ranks)
             except ChannelClosedError as error:
-                if not pool.supervisor.ended(DEATH_MILLISECONDS):
+                if not pool.ended(DEATH_MILLISECONDS):
                     raise
                 raise SupervisorDiedError(
                     "the supervisor process died while the cell's arrays were on their way: the next cell "
@@ -165,7 +166,7 @@ class TaskDispatcher:
         self._names.freeze(names, ranks)
         return names
 
-    def launch(self, pool: RankPool, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
+    def launch(self, pool: TaskPool, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:
         """Send a task to its ranks.
 
         The order of the steps matters:
@@ -177,6 +178,7 @@ class TaskDispatcher:
         5. record when it begins, if it runs the user's code;
         6. send each rank its task; equal tasks are pickled once.
         """
+        assert isinstance(pool, RankPool), "ranks of other machines have a dispatcher of their own"
         sharing.current_store().drain()  # a rank may need the room of what the notebook dropped
         output = self._open_output(request.number, request.options.sink, request.notes)
         control = pool.ensure_epoch()
@@ -241,7 +243,7 @@ class TaskDispatcher:
 
     def await_ranks(self, run: TaskRun, interrupts: InterruptCounter) -> None:
         """Wait for all ranks of a task, and show what is to be noted."""
-        pool = run.pool
+        pool = run.rank_pool
         try:
             run.wait(interrupts)
             pool.check()
@@ -263,21 +265,25 @@ class TaskDispatcher:
     def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         pool = run.pool
         self.await_ranks(run, interrupts)
-        store, broker = sharing.current_store(), pool.supervisor.broker
+        store, broker = sharing.current_store(), pool.broker
         values = outcomes.values_of(run, lambda value: pickling.loads(value, store, broker=broker))
         if isinstance(run.task, CellTask):  # a call that asked for nothing but values gets an error
             for note in outcomes.missing_values_notes(values):
                 self._note(run, note)
         self._record_delivery(run)
-        if runs_user_code(run.task) and pool.hosts is None:  # hosts keep their timelines
-            self.record = outcomes.record_of(run, self.clock.began_ns)
+        self._record(run)
         result = outcomes.result_of(run, values)
         run.output.forget()
         store.drain()
         outcomes.raise_if_failed(run, result, interrupts.take_raised())
         return result
 
-    def shrink(self, pool: RankPool, world_size: int, interrupts: InterruptCounter) -> None:
+    def _record(self, run: TaskRun) -> None:
+        """Keep what ranks have noted."""
+        if runs_user_code(run.task):
+            self.record = outcomes.record_of(run, self.clock.began_ns)
+
+    def shrink(self, pool: TaskPool, world_size: int, interrupts: InterruptCounter) -> None:
         """End the ranks from `world_size` on.
 
         Raises
@@ -285,6 +291,7 @@ class TaskDispatcher:
         ValueError
             One of them holds variables that would be lost.
         """
+        assert isinstance(pool, RankPool), "others have a fixed number of ranks"
         ranks, number = tuple(range(world_size, len(pool.handles))), self.next_number()
         task = NamesTask(number, ranks, (), True, None)
         result = self.finish(
@@ -304,7 +311,7 @@ class TaskDispatcher:
         if not late:
             return
         pickled = pickling.dumps(
-            registry.choice(), sharing.current_store(), broker=pool.supervisor.broker, name="sharing strategy"
+            registry.choice(), sharing.current_store(), broker=pool.broker, name="sharing strategy"
         )
         self._strategy_message = pickled
         for handle in late:
@@ -395,10 +402,10 @@ def call_task(
     """Return what makes the task of `Session.call`."""
     called = partial(function, **kwargs) if kwargs else function
 
-    def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
+    def make(pool: TaskPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
         parts = {"the function": function, **{f"argument {n}": arg for n, arg in enumerate(args, 1)}}
         parts |= {f"argument {name!r}": value for name, value in kwargs.items()}
-        pickled = dump((called, args), parts, pool.supervisor.broker, pool.store)
+        pickled = dump((called, args), parts, pool.broker, pool.store)
         return CallTask(number, ranks, (), True, None, pickled.data), pickled
 
     return make
@@ -417,8 +424,8 @@ def draw_task(names: tuple[str, ...]) -> TaskFactory:
 def push_task(values: Mapping[str, Any]) -> TaskFactory:
     """Return what makes the task of `Session.push`."""
 
-    def make(pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
-        pickled = dump(values, values, pool.supervisor.broker, pool.store, Files.PRIVATE)
+    def make(pool: TaskPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
+        pickled = dump(values, values, pool.broker, pool.store, Files.PRIVATE)
         return PushTask(number, ranks, (), False, None, pickled.data), pickled
 
     return make

@@ -31,7 +31,7 @@ import numpy as np
 from nbparallel import sharing
 from nbparallel.errors import UnpicklableError
 from nbparallel.session.names.encoding import dump
-from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.processes.elastic_pool import TaskPool
 from nbparallel.session.results import RemoteValue
 from nbparallel.sharing.memory.memory_limits import descriptor_error
 from nbparallel.transfer.pieces import Pieces, PieceWriter
@@ -194,10 +194,10 @@ class ItemMap:
         if self._bar is not None:
             self._bar.close()
 
-    def make(self, pool: RankPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
+    def make(self, pool: TaskPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:
         """Return the task, and what owns memory that it refers to (`TaskFactory`)."""
         self._fill_pipe()
-        broker = self._broker = pool.supervisor.broker
+        broker = self._broker = pool.broker
         writer = PieceWriter(sharing.current_store(), broker)
         sent: Any = self._items
         if not self._by_index:

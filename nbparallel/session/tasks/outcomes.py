@@ -445,7 +445,7 @@ class UnreceivedMessages:
         staying = {m: n for m, n in left.items() if m not in dropped}
         cell = f"In[{run.task.execution_count}]" if isinstance(run.task, CellTask) else "an earlier call"
         label = next((report.label for report in reports.values()), "")
-        self.settle(run.pool, run.control, cell, label, dropped, staying)
+        self.settle(run.rank_pool, run.control, cell, label, dropped, staying)
         return [*notes, *_lines(dropped, staying, run, label)]
 
     def _left(self, control: ControlView, reports: Mapping[int, MessageReport]) -> Counter[SentMessage]:

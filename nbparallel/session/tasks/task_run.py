@@ -28,6 +28,7 @@ from nbparallel.errors import NbParallelError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import Preparation
 from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.elastic_pool import TaskPool
 from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
@@ -42,10 +43,10 @@ GATHER_SECONDS = 0.15
 Question = tuple[RankHandle, InputRequest]
 
 
-def refuse_questions(questions: Sequence[Question], *, elsewhere: bool) -> None:
-    """Refuse questions that several ranks asked together, or that were asked on another machine."""
-    if elsewhere:
-        _answer(questions, refusal="no user can be asked for input(): this rank is on a host of a cluster")
+def refuse_questions(questions: Sequence[Question], reason: str) -> None:
+    """Refuse questions that several ranks asked together, or for another reason."""
+    if reason:
+        _answer(questions, refusal=f"no user can be asked for input(): {reason}")
         return
     ranks = rank_list(handle.rank for handle, _ in questions)
     _answer(
@@ -241,7 +242,7 @@ class InterruptEscalation:
             handle.kill_unless_answered(self._task, UNANSWERED, partial(note, handle.rank))
 
 
-TaskFactory: TypeAlias = Callable[[RankPool, int, tuple[int, ...]], tuple[Task, object]]
+TaskFactory: TypeAlias = Callable[[TaskPool, int, tuple[int, ...]], tuple[Task, object]]
 """``make(pool, number, ranks)`` returns a task for all ranks, and what owns memory that it refers to."""
 
 
@@ -299,7 +300,7 @@ class TaskRun:
 
     def __init__(
         self,
-        pool: RankPool,
+        pool: TaskPool,
         request: TaskRequest,
         handles: dict[int, RankHandle],
         control: ControlView,
@@ -315,6 +316,12 @@ class TaskRun:
         self.outcomes: dict[int, Outcome] = {}
         self.deaths: dict[int, RankDeath] = {}
         self._questions: list[Question] = []
+
+    @property
+    def rank_pool(self) -> RankPool:
+        """The ranks of this machine, on which it runs."""
+        assert isinstance(self.pool, RankPool), "others have a run of their own"
+        return self.pool
 
     def findings(self) -> dict[str, Any]:
         """Return what the cell's observers conclude from what ranks have sent of their logs."""
@@ -396,19 +403,21 @@ class TaskRun:
             if event is not None:
                 self._take(*event)
         questions, self._questions = self._questions, []
-        if len(questions) > 1 or self.pool.hosts is not None:
-            refuse_questions(questions, elsewhere=self.pool.hosts is not None)
+        pool = self.rank_pool
+        reason = pool.place.no_input
+        if len(questions) > 1 or reason:
+            refuse_questions(questions, reason)
         elif not self.escalation.ending:
             left = self.escalation.seconds_left
             alarm = None if left is None else threading.Timer(left, interrupts.end_raising)
             if not self.escalation.go_on:
-                self.pool.listen(lambda message: interrupts.end_raising() if is_failure(message) else None)
+                pool.listen(lambda message: interrupts.end_raising() if is_failure(message) else None)
             try:
                 if alarm is not None:
                     alarm.start()
                 ask_user(questions[0], interrupts)
             finally:
-                self.pool.listen(lambda message: None)
+                pool.listen(lambda message: None)
                 if alarm is not None:
                     alarm.cancel()
                     alarm.join()

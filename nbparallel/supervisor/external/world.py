@@ -26,8 +26,8 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.children import SENT_BY_PEOPLE, raise_file_limit, reset_signals
 from nbparallel.supervisor.clients import Clients, is_ready
 from nbparallel.supervisor.external.listener import Listener
-from nbparallel.supervisor.guests import KINDS, Guests
-from nbparallel.supervisor.worlds.hosted_worlds import World, WorldMember, exit_status
+from nbparallel.supervisor.introduced import KINDS, IntroducedClients
+from nbparallel.supervisor.worlds import World, WorldMember, exit_status
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.rendezvous import Join, Reason, Refused, client_of
 
@@ -45,7 +45,7 @@ class ExternalWorld:
 
     def __init__(self, listener: Listener, first: socket.socket) -> None:
         self._clients = Clients(lambda text: sys.stderr.write(f"{text}\n"))
-        self._guests = Guests(self._clients)
+        self._introduced = IntroducedClients(self._clients)
         self._listener = listener
         self._world = World()
         self._members: list[WorldMember] = []
@@ -57,10 +57,10 @@ class ExternalWorld:
     def run(self) -> None:
         """Serve until no process is connected any more."""
         try:
-            while self._members or self._guests.present:
+            while self._members or self._introduced.present:
                 self._clients.work(block=True)
         finally:
-            self._guests.end_all()
+            self._introduced.end_all()
             self._listener.close()
             self._clients.server.close()
 
@@ -123,10 +123,10 @@ class ExternalWorld:
         if self._world.view is not None:
             if frame.kind is Kind.LEAVE_WORLD:
                 # What it has sent may not be received yet: its segments stay until the world ends.
-                self._guests.watch_root(member.number, os.dup(member.pidfd))
+                self._introduced.watch_root(member.number, os.dup(member.pidfd))
                 self._forget(member)
             elif frame.kind in KINDS:
-                self._guests.received(member, frame)
+                self._introduced.received(member, frame)
             else:
                 self._clients.pass_on(member, frame)
         elif frame.kind is Kind.JOIN:
@@ -163,7 +163,7 @@ class ExternalWorld:
         if self._world.view is not None:
             self._world.view.write_death(member.rank, exit_code=code, signal=number)
             self._clients.end(member)
-            self._guests.end_with(member.number)
+            self._introduced.end_with(member.number)
         elif member.rank >= 0:
             self._refuse(Reason.WRONG, self._world.lost_text(member))
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from nbparallel.multiprocessing.household import HouseholdReport
-from nbparallel.wire.inspection import GuestRow, LedgerRow
-from nbparallel_magics.views.own_processes import own_segments_table, processes_table
+from nbparallel.wire.inspection import IntroducedRow, LedgerRow
+from nbparallel_magics.views.own_processes import HouseholdSegmentsView, ProcessesView
 from tests.harness.kernel import Kernel
 
 FIRST, SECOND = 1 << 22, (1 << 22) + 1
 REPORT = HouseholdReport(
-    guests=(GuestRow(FIRST, 2**22 + 7, 0, daemon=True), GuestRow(SECOND, 2**22 + 8, FIRST, daemon=False)),
+    processes=(
+        IntroducedRow(FIRST, 2**22 + 7, 0, daemon=True),
+        IntroducedRow(SECOND, 2**22 + 8, FIRST, daemon=False),
+    ),
     segments=(
         LedgerRow(1, 1 << 20, True, (0, FIRST)),
         LedgerRow(2, 1 << 30, True, (), messages=3),
@@ -23,7 +26,7 @@ REPORT = HouseholdReport(
 
 def test_processes_of_any_depth() -> None:
     """Which process started which, what it uses; what messages hold is said below."""
-    text = repr(processes_table(REPORT))
+    text = repr(ProcessesView(REPORT))
     assert text.splitlines() == [
         "2 processes of nbparallel.multiprocessing",
         "pid      state      started by  ends with it  shared memory that it uses",
@@ -31,12 +34,12 @@ def test_processes_of_any_depth() -> None:
         "4194312  has ended  4194311",
         "messages that no process has received yet hold 1.0 GiB in 1 segment: %parallel_segments lists them",
     ]
-    assert "<table" in processes_table(REPORT)._repr_html_()
+    assert "<table" in ProcessesView(REPORT)._repr_html_()
 
 
 def test_segments_and_messages() -> None:
     """The largest first; memory that only waits for its next use is left out."""
-    assert repr(own_segments_table(REPORT)).splitlines() == [
+    assert repr(HouseholdSegmentsView(REPORT)).splitlines() == [
         "shared memory of processes of nbparallel.multiprocessing: 1.0 GiB in 2 segments",
         "segment  size     used by            messages in flight",
         "0x2      1.0 GiB                     3",

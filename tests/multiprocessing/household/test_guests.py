@@ -76,7 +76,7 @@ def test_a_spawned_process_is_a_guest(root):
     process = spawned(code, inherit=[pipe.read_end], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     client = int(process.stdout.readline())
     assert array[0, 0] == 9
-    (guest,) = household.report().guests
+    (guest,) = household.report().processes
     assert (guest.client, guest.pid, guest.parent, guest.daemon) == (client, process.pid, 0, True)
     assert [row.holders for row in held()] == [(0, client)]
     process.communicate()
@@ -146,7 +146,7 @@ def test_a_plain_fork_stays_inert(root):
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert household.report() is not None
-    assert household.report().guests == ()
+    assert household.report().processes == ()
     assert array[0, 0] == 1.0
 
 
@@ -188,7 +188,7 @@ def test_a_guest_whose_parent_is_killed(root, daemon, promised):
     if daemon:
         with promised(1.0):
             wait_until(lambda: is_gone(pid))
-    wait_until(lambda: len(household.report().guests) == (not daemon))
+    wait_until(lambda: len(household.report().processes) == (not daemon))
     with promised(2.0):
         household.stop()
         wait_until(lambda: is_gone(pid))

@@ -34,7 +34,7 @@ def nothing_is_left():
     for _ in range(1000):
         report = household.report()
         rows = [row for row in report.segments if row.messages or row.holders != (0,)]  # but the root's own
-        if not rows and not report.guests:
+        if not rows and not report.processes:
             return True
         time.sleep(0.01)
     raise AssertionError(report)

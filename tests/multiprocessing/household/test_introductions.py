@@ -13,7 +13,7 @@ from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.multiprocessing import household
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind, encode
-from nbparallel.wire.segments import FIRST_GUEST, Welcome
+from nbparallel.wire.segments import FIRST_INTRODUCED, Welcome
 from tests.multiprocessing.household.family import Child, await_held, held, is_gone
 from tests.multiprocessing.programs import run_program
 
@@ -96,14 +96,14 @@ def test_the_parent_is_killed_between_the_fork_and_the_announcement(root, daemon
     lines = os.fdopen(said[0])
     pid = int(lines.readline())
     child.kill()  # it has not said which process it forked
-    wait_until(lambda: report().guests == ())
+    wait_until(lambda: report().processes == ())
     arrays.clear()
     if shares:
         assert held(), "the child is there, and maps it"
     os.write(go_on[1], b"x")
     if not daemon:
         assert lines.readline() == "began\n"
-        wait_until(lambda: [guest.pid for guest in report().guests] == [pid])
+        wait_until(lambda: [guest.pid for guest in report().processes] == [pid])
         os.kill(pid, signal.SIGKILL)
     with promised(1.0):
         wait_until(lambda: is_gone(pid))
@@ -164,7 +164,7 @@ LOOK = """
 
             def ended():
                 found.append(household.report())
-                return found[-1] is not None and not found[-1].guests
+                return found[-1] is not None and not found[-1].processes
 
             wait_until(ended)
             return len(descriptors(found[-1].supervisor))
@@ -238,7 +238,7 @@ def test_the_fork_server_is_killed(tmp_path):
         pid = answers.recv()
         os.kill(present_server._forkserver_pid, signal.SIGKILL)
         await_end()
-        assert [guest.pid for guest in household.report().guests] == [pid]
+        assert [guest.pid for guest in household.report().processes] == [pid]
         go.send(None)
         assert np.shares_memory(answers.recv(), array) and array[0] == 7
         process.join()
@@ -335,17 +335,17 @@ def test_answers_of_the_supervisor():
             theirs.close()
 
     def welcome(end):
-        end.send(encode(Kind.WELCOME, Welcome(FIRST_GUEST + 5).pack()))
+        end.send(encode(Kind.WELCOME, Welcome(FIRST_INTRODUCED + 5).pack()))
 
     def end(end):
         end.shutdown(socket.SHUT_WR)
 
     for after in (0.0, 0.2):
-        assert begin(welcome, after=after) == FIRST_GUEST + 5
+        assert begin(welcome, after=after) == FIRST_INTRODUCED + 5
         with pytest.raises(ChannelClosedError):
             begin(end, after=after)
         with pytest.raises(ProtocolError, match="INTRODUCE"):
-            begin(lambda end: end.send(encode(Kind.IDLE, Welcome(FIRST_GUEST).pack())), after=after)
+            begin(lambda end: end.send(encode(Kind.IDLE, Welcome(FIRST_INTRODUCED).pack())), after=after)
 
 
 def test_an_interpreter_that_ends_at_once(tmp_path):

@@ -89,7 +89,7 @@ def test_iterations_that_end_in_any_way(tmp_path: Path, method: str) -> None:
             batch = iteration = victim = None
             found = [int(batch["k"][0]) for batch in made]
             assert found == list(range(0, 24, 3)), (end, found)
-            assert len(household.report().guests) <= 8, household.report()
+            assert len(household.report().processes) <= 8, household.report()
         del made
         """,
         tmp_path,

@@ -40,7 +40,7 @@ def plain(batch):
 def nothing_left():
     current_store().drain()
     report = household.report()
-    return report is None or not report.guests and not [s for s in report.segments if s.holders != (0,)]
+    return report is None or not report.processes and not [s for s in report.segments if s.holders != (0,)]
 
 def killed():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -108,7 +108,7 @@ def test_an_early_break_leaves_nothing(tmp_path: Path, method: str) -> None:
             current_store().drain()
             wait_until(lambda: not any(s.messages for s in household.report().segments))
             assert sorted(k for batch in made for k in batch["k"].tolist()) == list(range(24))
-            pids |= {guest.pid for guest in household.report().guests}
+            pids |= {guest.pid for guest in household.report().processes}
         assert 1 <= len(pids) <= 2, pids
         made.close()
         wait_until(nothing_left)
@@ -159,10 +159,10 @@ def test_a_dead_worker_is_named(tmp_path: Path, method: str) -> None:
             assert time.monotonic() - began < 10 and seen == list(range(len(seen))) and len(seen) <= 9
         made = loader()
         assert len(list(made)) == 8
-        killed_ones = {guest.pid for guest in household.report().guests}
+        killed_ones = {guest.pid for guest in household.report().processes}
         for pid in killed_ones:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not killed_ones & {guest.pid for guest in household.report().guests})
+        wait_until(lambda: not killed_ones & {guest.pid for guest in household.report().processes})
         assert len(list(made)) == 8
         del made, batch
         """,

@@ -176,7 +176,7 @@ def kill_round(ctx, side, point, carrier, at):
     assert received in expected, (case, received)
     link.close()
     await_held(lambda rows: rows == [], case)
-    assert household.report().guests == ()
+    assert household.report().processes == ()
 
 
 def main(method, rounds, number):

@@ -107,7 +107,7 @@ def held():
     current_store().trim()
     report = household.report()
     unread = sum(row.messages for row in report.segments)
-    return unread, len(report.guests), len(report.segments), len(os.listdir("/proc/self/fd"))
+    return unread, len(report.processes), len(report.segments), len(os.listdir("/proc/self/fd"))
 
 def settle(limit):
     "Wait until no more is held than `limit`; return what is."

@@ -69,7 +69,7 @@ for work in (fit_forest, search, validate):
     with joblib.parallel_config(backend="nbparallel"):
         ours = work(*mine)
     assert same(theirs, ours), (work.__name__, theirs, ours)
-    assert len(household.report().guests) >= 2, "our processes did not run it"
+    assert len(household.report().processes) >= 2, "our processes did not run it"
 assert nbp.is_shared(mine[0]) == (kind == "shared")
 joblib.externals.loky.get_reusable_executor().shutdown()
 """,

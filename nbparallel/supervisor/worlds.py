@@ -1,8 +1,8 @@
-"""Worlds: how processes become ranks of one, and the worlds of guests, which are clients already.
+"""Worlds: how processes become ranks of one, and the worlds of introduced clients.
 
 ::
 
-    guest ──segments──  MEET(place) with one end of a socketpair; LEAVE_WORLD
+    client ─segments──  MEET(place) with one end of a socketpair; LEAVE_WORLD
           ──socketpair──  JOIN ABORT_JOIN -> <- JOINED REFUSED, as with `external.world`
 
 Nothing is started and nothing has a name: those that name the same place meet.  They stay the clients that
@@ -157,15 +157,15 @@ class WorldMember(Client):
     ----------
     rank : int
         -1: it has not sent JOIN.
-    guest : int
-        Client number of a guest that has said ``MEET``.
+    client : int
+        Client number of the process, if it has said ``MEET``.
     place : bytes
         What that named.
     """
 
     rank = -1
     process = Process(0, 0)
-    guest = -1
+    client = -1
     place = b""
     world: World | None = None
 
@@ -229,8 +229,8 @@ class World:
         return f"{whose} left or ended before {self.membership.missing} had joined"
 
 
-class HostedWorlds:
-    """The worlds of one supervisor's guests."""
+class ClientWorlds:
+    """The worlds of one supervisor's introduced clients."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -242,27 +242,27 @@ class HostedWorlds:
 
     # before a world is formed -----------------------------------------------------------------------
 
-    def meet(self, guest: int, frame: Frame) -> None:
-        """Take in a guest that wants to meet others.
+    def meet(self, client: int, frame: Frame) -> None:
+        """Take in a client that wants to meet others.
 
         Raises
         ------
         ProtocolError
             The frame is damaged.
         """
-        if len(frame.fds) != 1 or not frame.payload or guest in self._ranks:
-            raise ProtocolError(f"a MEET frame of client {guest} that no process of nbparallel sends")
+        if len(frame.fds) != 1 or not frame.payload or client in self._ranks:
+            raise ProtocolError(f"a MEET frame of client {client} that no process of nbparallel sends")
         try:
             sock = socket.socket(fileno=frame.fds[0])
         except OSError as error:
             raise ProtocolError(f"a MEET frame without a socket: {error}") from error
         frame.fds.clear()
         member = WorldMember(self._clients, sock, self)
-        member.guest, member.place = guest, frame.payload
+        member.client, member.place = client, frame.payload
         self._waiting.append(member)
 
     def received(self, member: WorldMember, frame: Frame) -> None:
-        """Act on a frame of a guest that meets others."""
+        """Act on a frame of a client that meets others."""
         if member not in self._waiting:
             return  # it is refused, or gives up a world that has just been formed
         world = member.world
@@ -287,14 +287,14 @@ class HostedWorlds:
 
     def _begin(self, world: World) -> None:
         self._end_forming(world)
-        self._ranks.update((member.guest, member) for member in world.members)
+        self._ranks.update((member.client, member) for member in world.members)
 
     def _check_alone(self, member: WorldMember) -> None:
         """Refuse a process that is in a world already, or joins another one."""
-        others = [other for other in self._waiting if other.guest == member.guest and other.world]
+        others = [other for other in self._waiting if other.client == member.client and other.world]
         for other in others:
             self._clients.read(other)  # its end may not have been read
-        if member.guest in self._ranks or any(other in self._waiting for other in others):
+        if member.client in self._ranks or any(other in self._waiting for other in others):
             raise ProtocolError("a JOIN frame of a process that has joined another world")
 
     def _refuse(self, world: World, reason: Reason, text: str) -> None:
@@ -323,11 +323,11 @@ class HostedWorlds:
 
     # afterwards -------------------------------------------------------------------------------------
 
-    def has_rank(self, guest: int) -> bool:
-        """Return whether a guest is in a world that was formed."""
-        return guest in self._ranks
+    def has_rank(self, client: int) -> bool:
+        """Return whether a client is in a world that was formed."""
+        return client in self._ranks
 
-    def leave(self, guest: int) -> None:
+    def leave(self, client: int) -> None:
         """Act on LEAVE_WORLD: what the rank has sent may not be received yet, so all it has is held.
 
         Raises
@@ -335,15 +335,15 @@ class HostedWorlds:
         ProtocolError
             The client is in no world.
         """
-        member = self._ranks.get(guest)
+        member = self._ranks.get(client)
         if member is None or member.world is None:
-            raise ProtocolError(f"a LEAVE_WORLD frame of client {guest}, which is in no world")
-        member.world.parcels.append(self._clients.server.hold_all_of(guest))
+            raise ProtocolError(f"a LEAVE_WORLD frame of client {client}, which is in no world")
+        member.world.parcels.append(self._clients.server.hold_all_of(client))
         self._remove(member, member.world)
 
-    def client_ended(self, guest: int, pidfd: int) -> None:
-        """Record the death of a guest, if it is a rank; what it sent before has been read."""
-        member = self._ranks.get(guest)
+    def client_ended(self, client: int, pidfd: int) -> None:
+        """Record the death of a client, if it is a rank; what it sent before has been read."""
+        member = self._ranks.get(client)
         if member is None or member.world is None or member.world.view is None:
             return
         code, number = exit_status(pidfd, member.process)
@@ -351,7 +351,7 @@ class HostedWorlds:
         self._remove(member, member.world)
 
     def _remove(self, member: WorldMember, world: World) -> None:
-        del self._ranks[member.guest]
+        del self._ranks[member.client]
         world.members.remove(member)
         self._clients.forget(member)
         if not world.members and world.view is not None:

@@ -13,10 +13,10 @@ import pytest
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.clients import Client, Clients
-from nbparallel.supervisor.guests import Guest, Guests
+from nbparallel.supervisor.introduced import IntroducedClients, IntroducedProcess
 from nbparallel.wire.frames import Frame, Kind, encode
 from nbparallel.wire.parcels import Introduction
-from nbparallel.wire.segments import FIRST_GUEST, Announce
+from nbparallel.wire.segments import FIRST_INTRODUCED, Announce
 
 ROOT = 0
 
@@ -28,7 +28,7 @@ class Introducing:
         self.logged: list[str] = []
         self.clients = Clients(self.logged.append)
         self.kernel, root = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.guests = Guests(self.clients)
+        self.guests = IntroducedClients(self.clients)
         self.clients.admit(Client(self.clients, root, self.guests), ROOT)
         self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
@@ -87,7 +87,7 @@ def introducing() -> Iterator[Introducing]:
 def test_its_parent_ends_before_it_is_known(introducing: Introducing, daemon: bool) -> None:
     """A daemonic one is killed as soon as it says who it is, another one is not."""
     first = introducing.introduce(daemon=False)
-    second = introducing.introduce(FIRST_GUEST, daemon=daemon)
+    second = introducing.introduce(FIRST_INTRODUCED, daemon=daemon)
     first.close()
     introducing.turn()  # the first one ends without a word
     introducing.announce(second)
@@ -114,9 +114,9 @@ def test_its_word_lies_unread_when_all_ends(
     introducing.announce(spoken)
     drain, refused = Clients.drain, []
 
-    def drain_then_speak(clients: Clients, guest: Guest) -> bool:
+    def drain_then_speak(clients: Clients, guest: IntroducedProcess) -> bool:
         drained = drain(clients, guest)
-        if guest.number != FIRST_GUEST:
+        if guest.number != FIRST_INTRODUCED:
             with pytest.raises(BrokenPipeError):
                 silent.send(encode(Kind.ANNOUNCE, Announce(1).pack()))
             refused.append(guest.number)
@@ -125,7 +125,7 @@ def test_its_word_lies_unread_when_all_ends(
     monkeypatch.setattr(Clients, "drain", drain_then_speak)
     introducing.guests.end_all()
     assert introducing.killed()
-    assert refused == [FIRST_GUEST + 1]
+    assert refused == [FIRST_INTRODUCED + 1]
     spoken.close()
     silent.close()
 
@@ -141,7 +141,7 @@ def test_it_says_who_it_is_twice(introducing: Introducing) -> None:
     """It is disconnected; a client that is no guest is refused."""
     end = introducing.introduce(daemon=True)
     root = introducing.clients.by_number[ROOT]
-    with pytest.raises(ProtocolError, match="no guest"):
+    with pytest.raises(ProtocolError, match="not introduced"):
         introducing.guests.received(root, Frame(Kind.ANNOUNCE, 0, 0, Announce(1).pack(), []))
     introducing.announce(end)
     introducing.announce(end)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbparallel.cluster.host_door import HostDoor, HostPlace
 from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.collectives.all_reduce import check_number
 from nbparallel.distributed.collectives.broadcast import READ_ONLY
@@ -44,7 +45,6 @@ from nbparallel.distributed.collectives.movements import (
 from nbparallel.distributed.collectives.reduce import array_part
 from nbparallel.distributed.data_parallel.gradients import Gradients, average_declared, check_declarations
 from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
-from nbparallel.distributed.runtime.host_door import HostDoor
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
@@ -71,7 +71,6 @@ from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.control import Operation, State
 from nbparallel.wire.frames import DoorKind, Octets
-from nbparallel.wire.identity import WorldPlace
 
 # Meeting of all ranks of several hosts: what each calls, and whether that is the same everywhere.
 
@@ -121,13 +120,17 @@ class HostOperations:
 
     Parameters
     ----------
-    door : HostDoor or None
-        The way to the other leaders; None: another rank of this host is its leader.
+    door : int
+        The socket that leads to the other leaders (`HostDoor`); it stays the caller's.
     """
 
-    def __init__(self, context: RankContext, place: WorldPlace, door: HostDoor | None) -> None:
-        self._context, self._place, self._door = context, place, door
-        self._hosts = list(place.by_host.values())
+    def __init__(self, context: RankContext, place: HostPlace, door: int) -> None:
+        self._context, self._place = context, place
+        # What fails on another host is recorded in this one's segment, too.
+        context.cell.peers += tuple(rank for rank in range(place.world_size) if rank not in place.ranks)
+        self._door = HostDoor(door, place) if context.rank == place.ranks.start else None
+        """None: another rank of this host is its leader."""
+        self._hosts = list(place.parts.values())
         """The ranks of each host."""
         self._rank, self._size = context.rank, place.world_size
         self._here, self._count = place.index, len(place.hosts)
@@ -135,6 +138,11 @@ class HostOperations:
         self._calls = self._line = 0
         self._operation, self._local_calls = Operation.none, list[bytes]()
         self._movements = Movements(range(self._size), self._rank)
+
+    def close(self) -> None:
+        """Close this rank's end of the door (idempotent)."""
+        if self._door is not None:
+            self._door.close()
 
     def check(self, name: str, *, async_op: bool, view: bool) -> bool:
         """Whether the operation of this name is built; raises if it is not in this form."""

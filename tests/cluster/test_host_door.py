@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from nbparallel.distributed.runtime import host_door
-from nbparallel.distributed.runtime.host_door import HostDoor
+from nbparallel.cluster import host_door
+from nbparallel.cluster.host_door import HostDoor, HostPlace
 from nbparallel.wire.frames import DOOR_HEAD, DoorKind
-from nbparallel.wire.identity import WorldPlace
 
 CHUNK = 1000
 A, B = 0, 1
@@ -26,7 +25,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def ends() -> Iterator[tuple[HostDoor, socket.socket]]:
     """Make the door of host a, whose world has a host b as well, and what its node holds of it."""
     node, leader = socket.socketpair()
-    door = HostDoor(leader.fileno(), WorldPlace(("a", "b"), (0, 1, 2), A))
+    door = HostDoor(leader.fileno(), HostPlace(2, ("a", "b"), (0, 1, 2), A))
     yield door, node
     for each in (door, leader, node):
         each.close()

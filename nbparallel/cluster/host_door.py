@@ -1,4 +1,4 @@
-"""Door: a host's first rank exchanges bytes with those of the other hosts; connections carry the frames.
+"""Place and door of a host: which ranks are on which; and how its first rank reaches those of the others.
 
 A socket that came with the task leads to what has the connections.  What one leader has for another is a
 stream: the sizes of its buffers, then their bytes, in frames of at most `CHUNK` bytes.  A leader reads
@@ -8,18 +8,93 @@ end, and a host is at most one exchange ahead.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import select
 import socket
 import struct
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from nbparallel.errors import ChannelClosedError
+from nbparallel.errors import ChannelClosedError, HostBoundaryError, rank_list
 from nbparallel.wire.frames import DOOR_HEAD, DoorKind, Octets
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import ready
+
+INSIDE_HOSTS = (
+    "only barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, reduce_scatter, all_to_all "
+    "and dist's average_gradients, assert_same and batches cross hosts, in a cell on all ranks: use one of "
+    "these, or pass group=dist.host_group(), the ranks of this host"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlace(WorldPlace):
+    """Which ranks stand on which hosts of a session, and which host this is.
+
+    >>> place = HostPlace(5, ("a", "b"), (0, 2, 5), 1)
+    >>> place.ranks, place.host_of(1), place.name
+    (range(2, 5), 'a', 'b')
+    """
+
+    hosts: tuple[str, ...]
+    """Names of the hosts."""
+    firsts: tuple[int, ...]
+    """The first rank of each; behind the last host, the number of all ranks."""
+    index: int
+    """Which of the hosts this is."""
+
+    @property
+    def name(self) -> str:
+        """The name of this host."""
+        return self.hosts[self.index]
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this host."""
+        return range(self.firsts[self.index], self.firsts[self.index + 1])
+
+    @property
+    def part(self) -> int:
+        """Which of the hosts this is."""
+        return self.index
+
+    @property
+    def parts(self) -> dict[str, range]:
+        """The ranks of each host."""
+        return dict(zip(self.hosts, map(range, self.firsts, self.firsts[1:]), strict=True))
+
+    @property
+    def no_input(self) -> str:
+        """Why no rank may ask the user."""
+        return "this rank is on a host of a cluster"
+
+    def host_of(self, rank: int) -> str:
+        """Return the name of a rank's host."""
+        return self.hosts[bisect_right(self.firsts, rank) - 1]
+
+    def label_of(self, rank: int) -> str:
+        """Return what messages say behind a rank's number."""
+        return f" (host {self.host_of(rank)})"
+
+    def check_reach(self, ranks: Iterable[int], what: str) -> None:
+        """Raise if one of `ranks`, which `what` needs, is on another host."""
+        if others := [rank for rank in ranks if rank not in self.ranks]:
+            raise HostBoundaryError(
+                f"{what} on host {self.name} needs {rank_list(others)}, and {INSIDE_HOSTS}"
+            )
+
+    def operations(self, context: Any, fds: Sequence[int]) -> Any:
+        """Return `HostOperations` in a cell on all ranks, with which a door has come."""
+        if not fds:
+            return None
+        module = importlib.import_module("nbparallel.cluster.host_operations")  # it stands on this module
+        return module.HostOperations(context, self, fds[0])
+
 
 CHUNK = 1 << 20
 TOGETHER = 64
@@ -53,7 +128,7 @@ class HostDoor:
         The socket; it stays the caller's.
     """
 
-    def __init__(self, fd: int, place: WorldPlace) -> None:
+    def __init__(self, fd: int, place: HostPlace) -> None:
         self._socket = socket.socket(fileno=os.dup(fd))
         self._socket.setblocking(False)
         self._poll = select.poll()

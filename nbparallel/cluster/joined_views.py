@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from nbparallel import sharing
+from nbparallel.cluster.host_door import HostPlace
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of, phase_fields
 from nbparallel.session.monitoring.segments import NOTEBOOK, SharedSegment
-from nbparallel.session.monitoring.statistics import SessionStatistics
+from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics
 from nbparallel.session.monitoring.who import SessionNames, compare_names
 from nbparallel.session.results import CellClock
-from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.inspection import Origin, VariableInfo
 from nbparallel.wire.system import open_descriptors, process_limit
 
@@ -28,7 +28,7 @@ _HOST_BITS = 64
 
 
 def join_activity(
-    place: WorldPlace,
+    place: HostPlace,
     seen: Mapping[str, SessionActivity],
     missing: Mapping[str, str],
     clock: CellClock,
@@ -43,7 +43,7 @@ def join_activity(
         if rank in starting or rank in known:
             found = known.get(rank) or RankActivity(rank, 0, "starting", "", 0, (), 0.0, 0.0, 0.0, 0)
             return replace(found, host=host)
-        return _unseen(rank, host, missing)
+        return RankActivity(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
 
     ranks = _awaited_anywhere(tuple(of_rank(rank, host) for rank, host in _places(place)))
     ended = max((rank.finished for rank in ranks), default=0.0)
@@ -64,10 +64,6 @@ def join_activity(
     )
 
 
-def _unseen(rank: int, host: str, missing: Mapping[str, str]) -> RankActivity:
-    return RankActivity(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
-
-
 def _awaited_anywhere(ranks: tuple[RankActivity, ...]) -> tuple[RankActivity, ...]:
     """Return the ranks, of which none waits for one that waits too: a host does not see those of others."""
     waiting = {rank.rank for rank in ranks if rank.state == "waiting"}
@@ -80,17 +76,18 @@ def _awaited_anywhere(ranks: tuple[RankActivity, ...]) -> tuple[RankActivity, ..
 
 
 def join_statistics(
-    place: WorldPlace, seen: Mapping[str, SessionStatistics], missing: Mapping[str, str], start_method: str
+    place: HostPlace, seen: Mapping[str, SessionStatistics], missing: Mapping[str, str], start_method: str
 ) -> SessionStatistics:
     """Return a picture of all hosts; `missing`: why some say nothing."""
     parts = list(seen.values())
     known = {rank.rank: rank for part in parts for rank in part.ranks}
     free = [part.free_nbytes for part in parts if part.free_nbytes is not None]
 
-    ranks = [
-        replace(known[rank], host=host) if rank in known else _unseen(rank, host, missing)
-        for rank, host in _places(place)
-    ]
+    def of_rank(rank: int, host: str) -> RankStatistics:
+        if rank in known:
+            return replace(known[rank], host=host)
+        return RankStatistics(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
+
     segments = [_of_host(segment, host, place) for host, part in seen.items() for segment in part.segments]
     return SessionStatistics(
         session="",
@@ -100,7 +97,7 @@ def join_statistics(
         strategy=", ".join(sorted({part.strategy for part in parts})),
         supervisor_pid=0,
         template_pid=0,
-        ranks=tuple(ranks),
+        ranks=tuple(of_rank(rank, host) for rank, host in _places(place)),
         segments=tuple(sorted(segments, key=lambda record: (-record.nbytes, record.segment))),
         shared_segments=sum(part.shared_segments for part in parts),
         shared_nbytes=sum(part.shared_nbytes for part in parts),
@@ -113,7 +110,7 @@ def join_statistics(
 
 
 def join_names(
-    place: WorldPlace,
+    place: HostPlace,
     seen: Mapping[str, SessionNames],
     missing: Mapping[str, str],
     namespace: Mapping[str, Any],
@@ -137,20 +134,20 @@ def join_names(
     )
 
 
-def _places(place: WorldPlace) -> Iterator[tuple[int, str]]:
-    return ((rank, host) for host, ranks in place.by_host.items() for rank in ranks)
+def _places(place: HostPlace) -> Iterator[tuple[int, str]]:
+    return ((rank, host) for host, ranks in place.parts.items() for rank in ranks)
 
 
-def _number(segment: int, host: str, place: WorldPlace) -> int:
+def _number(segment: int, host: str, place: HostPlace) -> int:
     return segment and segment + (place.hosts.index(host) + 1 << _HOST_BITS)
 
 
-def _of_host(record: SharedSegment, host: str, place: WorldPlace) -> SharedSegment:
+def _of_host(record: SharedSegment, host: str, place: HostPlace) -> SharedSegment:
     maker = f"host {host}" if record.maker == NOTEBOOK else record.maker
     number = _number(record.segment, host, place)
     return replace(record, segment=number, maker=maker, notebook=False, host=host)
 
 
-def _sent(info: VariableInfo, host: str, place: WorldPlace) -> VariableInfo:
+def _sent(info: VariableInfo, host: str, place: HostPlace) -> VariableInfo:
     info = replace(info, segment=_number(info.segment, host, place))
     return replace(info, origin=Origin.COPIED, as_delivered=True) if info.origin is Origin.SHARED else info

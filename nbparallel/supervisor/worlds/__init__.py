@@ -1,1 +1,0 @@
-"""Worlds that processes form themselves: which have joined, and what a supervisor hosts for its guests."""
