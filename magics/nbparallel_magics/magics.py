@@ -20,11 +20,11 @@ from nbparallel_magics.output import cell_views
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, timeline
-from nbparallel_magics.views.hosts import HostsView
-from nbparallel_magics.views.own_processes import HouseholdSegmentsView, ProcessesView, household_report
-from nbparallel_magics.views.segments import SegmentsView
-from nbparallel_magics.views.status import StatusView
-from nbparallel_magics.views.who import WhoView
+from nbparallel_magics.views.hosts import hosts_table
+from nbparallel_magics.views.own_processes import household_report, own_segments_table, processes_table
+from nbparallel_magics.views.segments import segments_table
+from nbparallel_magics.views.status import status_table
+from nbparallel_magics.views.who import who_table
 
 if TYPE_CHECKING:
     from nbparallel.distributed.races.report import RaceReport
@@ -140,7 +140,7 @@ class ParallelMagics(Magics):
         if session is None or not session.hosts:
             flags.CLUSTER.error("no cluster is used: %parallel_cluster client")
         activity = session.activity() if session.started else None
-        display(HostsView(session.hosts, () if activity is None else activity.ranks))
+        display(hosts_table(session.hosts, () if activity is None else activity.ranks))
 
     @line_magic
     @documented_by(flags.STRATEGY)
@@ -152,7 +152,7 @@ class ParallelMagics(Magics):
         if words:
             print(sharing.switch(words))  # noqa: T201
         else:
-            display(sharing.StrategyView.now())
+            display(sharing.strategies_table())
 
     @line_magic
     @documented_by(flags.STATUS)
@@ -162,9 +162,9 @@ class ParallelMagics(Magics):
         if session is None:
             print(NO_RANKS)  # noqa: T201
         else:
-            self._display(session, StatusView(session.statistics()))
+            self._display(session, status_table(session.statistics()))
         if (report := household_report()) is not None and report.processes:
-            display(ProcessesView(report))
+            display(processes_table(report))
 
     @line_magic
     @documented_by(flags.SEGMENTS)
@@ -178,9 +178,9 @@ class ParallelMagics(Magics):
         else:
             names = self.state.shell.user_ns
             who = session.who(names, self.state.shell.user_ns_hidden)
-            display(SegmentsView(session.statistics(names), who))
+            display(segments_table(session.statistics(names), who))
         if (report := household_report()) is not None and report.segments:
-            display(HouseholdSegmentsView(report))
+            display(own_segments_table(report))
 
     @line_magic
     @documented_by(flags.WHO)
@@ -191,7 +191,7 @@ class ParallelMagics(Magics):
             print(NO_RANKS)  # noqa: T201
         else:
             shell = self.state.shell
-            self._display(session, WhoView(session.who(shell.user_ns, shell.user_ns_hidden)))
+            self._display(session, who_table(session.who(shell.user_ns, shell.user_ns_hidden)))
 
     @line_magic
     @documented_by(flags.DOCTOR)

@@ -15,7 +15,7 @@ from nbparallel import sharing
 from nbparallel.cluster.host_door import HostPlace
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of, phase_fields
 from nbparallel.session.monitoring.segments import NOTEBOOK, SharedSegment
-from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics
+from nbparallel.session.monitoring.statistics import SessionStatistics
 from nbparallel.session.monitoring.who import SessionNames, compare_names
 from nbparallel.session.results import CellClock
 from nbparallel.wire.inspection import Origin, VariableInfo
@@ -43,7 +43,7 @@ def join_activity(
         if rank in starting or rank in known:
             found = known.get(rank) or RankActivity(rank, 0, "starting", "", 0, (), 0.0, 0.0, 0.0, 0)
             return replace(found, host=host)
-        return RankActivity(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
+        return _unseen(rank, host, missing)
 
     ranks = _awaited_anywhere(tuple(of_rank(rank, host) for rank, host in _places(place)))
     ended = max((rank.finished for rank in ranks), default=0.0)
@@ -62,6 +62,10 @@ def join_activity(
         limit_nbytes=None if None in limits or not limits else sum(limit or 0 for limit in limits),
         culprits=culprits_of(ranks),
     )
+
+
+def _unseen(rank: int, host: str, missing: Mapping[str, str]) -> RankActivity:
+    return RankActivity(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
 
 
 def _awaited_anywhere(ranks: tuple[RankActivity, ...]) -> tuple[RankActivity, ...]:
@@ -83,11 +87,10 @@ def join_statistics(
     known = {rank.rank: rank for part in parts for rank in part.ranks}
     free = [part.free_nbytes for part in parts if part.free_nbytes is not None]
 
-    def of_rank(rank: int, host: str) -> RankStatistics:
-        if rank in known:
-            return replace(known[rank], host=host)
-        return RankStatistics(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
-
+    ranks = [
+        replace(known[rank], host=host) if rank in known else _unseen(rank, host, missing)
+        for rank, host in _places(place)
+    ]
     segments = [_of_host(segment, host, place) for host, part in seen.items() for segment in part.segments]
     return SessionStatistics(
         session="",
@@ -97,7 +100,7 @@ def join_statistics(
         strategy=", ".join(sorted({part.strategy for part in parts})),
         supervisor_pid=0,
         template_pid=0,
-        ranks=tuple(of_rank(rank, host) for rank, host in _places(place)),
+        ranks=tuple(ranks),
         segments=tuple(sorted(segments, key=lambda record: (-record.nbytes, record.segment))),
         shared_segments=sum(part.shared_segments for part in parts),
         shared_nbytes=sum(part.shared_nbytes for part in parts),

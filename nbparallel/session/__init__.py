@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from nbparallel.session.command_line import Script
     from nbparallel.session.diagnostics.doctor import Examination, Finding, examine
     from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
+    from nbparallel.session.monitoring.activity import RankStatistics
     from nbparallel.session.monitoring.segments import SharedSegment
-    from nbparallel.session.monitoring.statistics import RankStatistics, SessionStatistics
+    from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.who import SessionNames
     from nbparallel.session.ordered_map import map
     from nbparallel.session.output import OutputSink
@@ -29,7 +30,7 @@ _HOMES = {
     "OutputSink": "output",
     "PendingCell": "tasks.cell_queue",
     "RankResult": "results",
-    "RankStatistics": "monitoring.statistics",
+    "RankStatistics": "monitoring.activity",
     "RankValues": "results",
     "RemoteValue": "results",
     "Script": "command_line",

@@ -11,16 +11,13 @@ import tokenize
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import nbparallel
 from nbparallel.errors import NbParallelError, ParallelError, RankExitError
 from nbparallel.session.output import LineSink
 from nbparallel.session.session import START_METHODS, Session
 from nbparallel.wire.messages import ScriptTask
-
-if TYPE_CHECKING:
-    from nbparallel.session.session import Session
 
 
 @dataclass(frozen=True, slots=True)

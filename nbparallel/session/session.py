@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import contextvars
 import importlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nbparallel import sharing
-from nbparallel.errors import rank_list, without_frames
+from nbparallel.errors import BusyError, rank_list, without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter, SessionLock
 from nbparallel.session.monitoring import session_views
@@ -24,7 +26,7 @@ from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.limits import check_world_size, usable_cpus
 from nbparallel.session.results import CellResult, DrawnValues, RankValues
 from nbparallel.session.tasks.cell import CellOptions, check_cell, check_drawn, select_ranks, split_names
-from nbparallel.session.tasks.cell_queue import CellQueue, PendingCell
+from nbparallel.session.tasks.cell_queue import PendingCell, QueuedCell, nudge_first
 from nbparallel.session.tasks.dispatch import (
     TaskDispatcher,
     all_values,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from nbparallel.wire.inspection import Completion
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
+START_METHODS = ("forkserver", "spawn")
 STOP_SECONDS = 1.0
 """How long `stop` waits for another thread that is running something."""
 
@@ -142,7 +145,7 @@ class Session:
         self._names, self._tasks, self._ranks, self._views = parts
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place
-        self._queue = CellQueue(self._session_lock, self._tasks, self._ranks, self._launch, self._finish)
+        self._line = deque[QueuedCell]()
 
     @property
     def closed(self) -> bool:
@@ -299,7 +302,40 @@ class Session:
         queue : bool
             If the ranks are busy, run it when all cells that were submitted before it have ended.
         """
-        return self._queue.submit(cell, ranks, CellOptions(**options), queue=queue)
+        made: list[PendingCell] = []
+        submit = self._put_behind if queue and (self._line or self._session_lock.held) else self._start
+        try:
+            submit(cell, ranks, CellOptions(**options), made)
+            return made[0]
+        except BaseException:
+            for pending in made:  # an interrupt at the very end, and no caller has the cell
+                pending.cancel()
+            raise
+
+    def _start(
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
+    ) -> None:
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
+            run = self._launch(cell, ranks, options, interrupts)
+            finish = partial(self._finish, run, interrupts)
+            made.append(PendingCell(finish, interrupts, self._session_lock.release, run.output))
+
+    def _put_behind(
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
+    ) -> None:
+        """Put a cell behind those that were submitted before it."""
+        if options.share:
+            raise BusyError(
+                "a cell that waits for its turn cannot share arrays, because they may have to be moved: "
+                "%share them before, or leave out --queue"
+            )
+        self._session_lock.on_release = partial(nudge_first, self._line)
+        with InterruptCounter():
+            check_cell(cell, options)
+            names = self._tasks.gather(cell, options, select_ranks(ranks, self.world_size))
+            context = contextvars.copy_context()  # numpy's and decimal's settings are there
+            launch: Any = partial(context.run, partial(self._launch, cell, ranks, options, names=names))
+            made.append(QueuedCell(self._line, self._session_lock, launch, self._finish, options.sink))
 
     def _launch(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, interrupts: InterruptCounter,

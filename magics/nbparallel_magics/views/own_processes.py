@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nbparallel.errors.text.table import Table, TableView
+from nbparallel.errors.text.table import Table
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
@@ -39,64 +39,50 @@ def _without_ended(report: HouseholdReport) -> HouseholdReport:
     return replace(report, processes=processes)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ProcessesView(TableView):
-    """The processes, for ``%parallel_status``."""
-
-    report: HouseholdReport
-
-    def table(self) -> Table:
-        """Return one row for each process, and below them what messages hold."""
-        report, names, pids = self.report, _names(), _pids(self.report)
-        rows = [
-            (
-                str(process.pid),
-                names.get(process.pid, ""),
-                _state(process.pid),
-                pids.get(process.parent, ""),
-                "yes" if process.daemon else "",
-                _held(report, process.client),
-            )
-            for process in report.processes[:SHOWN]
-        ]
-        count = len(report.processes)
-        foot = [f"… and {count - SHOWN:,} more"] if count > SHOWN else []
-        return Table(
-            f"{count} process{'es' * (count != 1)} of nbparallel.multiprocessing",
-            ("pid", "name", "state", "started by", "ends with it", "shared memory that it uses"),
-            rows,
-            "\n".join([*foot, *_in_flight(report)]),
-        ).without_empty_columns()
+def processes_table(report: HouseholdReport) -> Table:
+    """Return a row for each process, for ``%parallel_status``, and below them what messages hold."""
+    names, pids, count = _names(), _pids(report), len(report.processes)
+    rows = [
+        (
+            str(process.pid),
+            names.get(process.pid, ""),
+            _state(process.pid),
+            pids.get(process.parent, ""),
+            "yes" if process.daemon else "",
+            _held(report, process.client),
+        )
+        for process in report.processes[:SHOWN]
+    ]
+    foot = [f"… and {count - SHOWN:,} more"] if count > SHOWN else []
+    return Table(
+        f"{count} process{'es' * (count != 1)} of nbparallel.multiprocessing",
+        ("pid", "name", "state", "started by", "ends with it", "shared memory that it uses"),
+        rows,
+        "\n".join([*foot, *_in_flight(report)]),
+    ).without_empty_columns()
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class HouseholdSegmentsView(TableView):
-    """Their shared memory, for ``%parallel_segments``."""
-
-    report: HouseholdReport
-
-    def table(self) -> Table:
-        """Return one row for each segment, the largest first."""
-        pids = _pids(self.report)
-        used = [row for row in self.report.segments if row.holders or row.messages]
-        used.sort(key=lambda row: -row.nbytes)
-        rows = [
-            (
-                f"{row.segment:#x}",
-                size_text(row.nbytes),
-                ", ".join(pids.get(client, "a process that has ended") for client in row.holders),
-                str(row.messages) if row.messages else "",
-            )
-            for row in used[:SHOWN]
-        ]
-        total = size_text(sum(row.nbytes for row in used))
-        return Table(
-            f"shared memory of processes of nbparallel.multiprocessing: {total} in {len(used)} "
-            f"segment{'s' * (len(used) != 1)}",
-            ("segment", "size", "used by", "messages in flight"),
-            rows,
-            f"… and {len(used) - SHOWN:,} smaller ones" if len(used) > SHOWN else "",
-        ).without_empty_columns()
+def own_segments_table(report: HouseholdReport) -> Table:
+    """Return a row for each segment of these processes, the largest first, for ``%parallel_segments``."""
+    pids = _pids(report)
+    used = sorted((row for row in report.segments if row.holders or row.messages), key=lambda r: -r.nbytes)
+    rows = [
+        (
+            f"{row.segment:#x}",
+            size_text(row.nbytes),
+            ", ".join(pids.get(client, "a process that has ended") for client in row.holders),
+            str(row.messages) if row.messages else "",
+        )
+        for row in used[:SHOWN]
+    ]
+    total = size_text(sum(row.nbytes for row in used))
+    return Table(
+        f"shared memory of processes of nbparallel.multiprocessing: {total} in {len(used)} "
+        f"segment{'s' * (len(used) != 1)}",
+        ("segment", "size", "used by", "messages in flight"),
+        rows,
+        f"… and {len(used) - SHOWN:,} smaller ones" if len(used) > SHOWN else "",
+    ).without_empty_columns()
 
 
 def _names() -> dict[int, str]:

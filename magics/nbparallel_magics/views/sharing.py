@@ -7,13 +7,12 @@ import os
 import resource
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from nbparallel.errors.text.table import Table, TableView
+from nbparallel.errors.text.table import Table
 from nbparallel.wire.units import size_text
 from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.state import ExtensionState
@@ -43,54 +42,30 @@ _COSTS = {
 """What each strategy is and costs, in words; docs/explanation/memory.md has the reasons."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class StrategyView(TableView):
-    """The sharing strategies as a notebook shows them."""
+def strategies_table() -> Table:
+    """Return the sharing strategies as they are now: a row for each, the current one first."""
+    from nbparallel.sharing import get_all_sharing_strategies, get_sharing_strategy
+    from nbparallel.sharing.strategies import registry
 
-    current: str
-    """Name of the current one."""
-    usable: tuple[str, ...]
-    """Names that `set_sharing_strategy` takes."""
-    missing: dict[str, str]
-    """Name -> reason of those that it does not."""
-    options: dict[str, str]
-    """Name -> the current options, as words."""
-    own: dict[str, str]
-    """Name -> what the user's own say of themselves."""
+    current, strategies = get_sharing_strategy(), get_all_sharing_strategies()
+    own = {s.name: (inspect.getdoc(s) or "").partition("\n")[0] for s in registry.choice().own}
+    names = [current, *(name for name in strategies if name != current), *strategies.missing]
+    rows = [(name, _state(name), *_COSTS.get(name, (own.get(name, ""), ""))) for name in names]
+    return Table(
+        f"sharing strategy: {current}", ("name", "here", "a segment is", "it costs"), rows, _limits()
+    )
 
-    @classmethod
-    def now(cls) -> Self:
-        """Return the strategies as they are now."""
-        from nbparallel.sharing import get_all_sharing_strategies, get_sharing_strategy
-        from nbparallel.sharing.strategies import registry
 
-        strategies = get_all_sharing_strategies()
-        options = {
-            name: " ".join(f"{key}={value}" for key, value in strategy.options.items())
-            for name, strategy in registry.strategies().items()
-        }
-        own = {s.name: (inspect.getdoc(s) or "").partition("\n")[0] for s in registry.choice().own}
-        current, missing = get_sharing_strategy(), dict(strategies.missing)
-        return cls(current, tuple(strategies), missing, options, own)
+def _state(name: str) -> str:
+    """Return whether a strategy is the current one, with its options, or can be used."""
+    from nbparallel.sharing import get_all_sharing_strategies, get_sharing_strategy
+    from nbparallel.sharing.strategies import registry
 
-    def table(self) -> Table:
-        """Return the rows: the current one first."""
-        names = [self.current, *(name for name in self.usable if name != self.current), *self.missing]
-        rows = [
-            (name, self.state_of(name), *_COSTS.get(name, (self.own.get(name, ""), ""))) for name in names
-        ]
-        return Table(
-            f"sharing strategy: {self.current}",
-            ("name", "here", "a segment is", "it costs"),
-            rows,
-            _limits(),
-        )
-
-    def state_of(self, name: str) -> str:
-        """Return whether a strategy is the current one, with its options, or can be used."""
-        if name == self.current:
-            return f"current {self.options.get(name, '')}".rstrip()
-        return f"no: {self.missing[name]}" if name in self.missing else "yes"
+    if name == get_sharing_strategy():
+        options = registry.strategies()[name].options.items()
+        return f"current {' '.join(f'{key}={value}' for key, value in options)}".rstrip()
+    missing = get_all_sharing_strategies().missing
+    return f"no: {missing[name]}" if name in missing else "yes"
 
 
 def _limits() -> str:
@@ -126,7 +101,7 @@ def switch(line: str) -> str:
         set_sharing_strategy(name, **options | truths)
     except (TypeError, ValueError, StrategyUnavailableError) as error:
         raise UsageError(str(error)) from None
-    state = StrategyView.now().state_of(name).removeprefix("current").strip()
+    state = _state(name).removeprefix("current").strip()
     return (
         f"sharing strategy: {name}{f' ({state})' if state else ''} for new arrays; those that are shared "
         "already stay as they are"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import label_of_rank, rank_list
-from nbparallel.errors.text.table import Table, TableView
+from nbparallel.errors.text.table import Table
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.who import NameStatistics, SessionNames
@@ -17,53 +16,55 @@ _ONLY_HERE = 30
 """Names of the notebook alone that are listed."""
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class WhoView(TableView):
-    """The names of a session as a notebook shows them."""
+def who_table(seen: SessionNames) -> Table:
+    """Return a row for each name that some rank has, and notes below."""
+    rows = [
+        (
+            record.name,
+            _how(record),
+            record.notebook.looks if record.notebook else "",
+            _on_ranks(record, seen.answered),
+        )
+        for record in seen.names
+        if record.ranks
+    ]
+    names = f"{len(rows)} name{'s' * (len(rows) != 1)}"
+    title = f"{names} on {rank_list(seen.answered)}" if seen.answered else "no rank answered"
+    return Table(title, ("name", "how", "in the notebook", "on ranks"), rows, "\n".join(_foot(seen)))
 
-    names: SessionNames
-    """From `Session.who`."""
 
-    def table(self) -> Table:
-        """Return a row for each name that some rank has, and notes below."""
-        rows = [
-            (record.name, _how(record), record.notebook.looks if record.notebook else "", self._ranks(record))
-            for record in self.names.names
-            if record.ranks
-        ]
-        names = f"{len(rows)} name{'s' * (len(rows) != 1)}"
-        title = f"{names} on {rank_list(self.names.answered)}" if self.names.answered else "no rank answered"
-        return Table(title, ("name", "how", "in the notebook", "on ranks"), rows, "\n".join(self._foot()))
+def _on_ranks(record: NameStatistics, answered: Sequence[int]) -> str:
+    groups: dict[str, list[int]] = {}
+    for rank, seen in record.ranks.items():
+        groups.setdefault(_looks(seen, record), []).append(rank)
+    # as a list, which would be long if it named all hosts
+    everywhere = (
+        label_of_rank.get()(next(iter(record.ranks)))
+        and len(groups) == 1
+        and len(record.ranks) == len(answered)
+    )
+    return "\n".join(
+        f"{'these ranks' if everywhere else rank_list(ranks)}: {looks}" for looks, ranks in groups.items()
+    )
 
-    def _ranks(self, record: NameStatistics) -> str:
-        groups: dict[str, list[int]] = {}
-        for rank, seen in record.ranks.items():
-            groups.setdefault(_looks(seen, record), []).append(rank)
-        return "\n".join(f"{self._who(ranks)}: {looks}" for looks, ranks in groups.items())
 
-    def _who(self, ranks: Sequence[int]) -> str:
-        """Return ranks as a list, which would be long if it had many labels."""
-        everywhere = label_of_rank.get()(ranks[0]) and set(ranks) == set(self.names.answered)
-        return "these ranks" if everywhere else rank_list(ranks)
-
-    def _foot(self) -> Iterator[str]:
-        seen = self.names
-        only = [record.name for record in seen.names if not record.ranks]
-        if only and seen.answered:
-            more = f" and {len(only) - _ONLY_HERE} more" if len(only) > _ONLY_HERE else ""
-            listed = ", ".join(only[:_ONLY_HERE])
-            yield f"only in the notebook, until a cell for ranks names them: {listed}{more}"
-        if seen.left_out:
-            yield f"{seen.left_out:,} more names of ranks are not listed"
-        if seen.busy:
-            yield f"busy with a cell, and not asked: {rank_list(seen.busy)}"
-        if seen.dead:
-            yield f"dead, and back at the next cell without variables: {rank_list(seen.dead)}"
-        problems: dict[str, list[int]] = {}
-        for rank, problem in seen.silent.items():
-            problems.setdefault(problem, []).append(rank)
-        for problem, ranks in problems.items():
-            yield f"{rank_list(ranks)} did not answer{': ' + problem if problem else ' within a second'}"
+def _foot(seen: SessionNames) -> Iterator[str]:
+    only = [record.name for record in seen.names if not record.ranks]
+    if only and seen.answered:
+        more = f" and {len(only) - _ONLY_HERE} more" if len(only) > _ONLY_HERE else ""
+        listed = ", ".join(only[:_ONLY_HERE])
+        yield f"only in the notebook, until a cell for ranks names them: {listed}{more}"
+    if seen.left_out:
+        yield f"{seen.left_out:,} more names of ranks are not listed"
+    if seen.busy:
+        yield f"busy with a cell, and not asked: {rank_list(seen.busy)}"
+    if seen.dead:
+        yield f"dead, and back at the next cell without variables: {rank_list(seen.dead)}"
+    problems: dict[str, list[int]] = {}
+    for rank, problem in seen.silent.items():
+        problems.setdefault(problem, []).append(rank)
+    for problem, ranks in problems.items():
+        yield f"{rank_list(ranks)} did not answer{': ' + problem if problem else ' within a second'}"
 
 
 def _looks(seen: VariableInfo, record: NameStatistics) -> str:

@@ -19,8 +19,24 @@ _SHORTEST_SENTENCE = 28
 """Characters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class TableView:
+    """Base of what is shown as its table: as text in a terminal, as HTML in a notebook."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def table(self) -> Table:
+        """Return what is shown."""
+
+    def __repr__(self) -> str:
+        return self.table().text()
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Table(TableView):
     """A title, a head, rows, and what stands below them."""
 
     title: str
@@ -31,6 +47,10 @@ class Table:
     """As many cells as the head has, of one line or several; the first one names its row."""
     foot: str = ""
     """Lines."""
+
+    def table(self) -> Table:
+        """Return it, as it is shown."""
+        return self
 
     def without_empty_columns(self) -> Table:
         """Return the table without its empty columns."""
@@ -66,22 +86,6 @@ class Table:
             f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         )
         return f"{title and f'<p><b>{title}</b></p>'}{body if self.rows else ''}{foot}"
-
-
-class TableView:
-    """Base of what is shown as its table: as text in a terminal, as HTML in a notebook."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def table(self) -> Table:
-        """Return what is shown."""
-
-    def __repr__(self) -> str:
-        return self.table().text()
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
 
 
 def _lines(row: Sequence[str]) -> Iterator[tuple[str, ...]]:

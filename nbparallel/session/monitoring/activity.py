@@ -142,6 +142,7 @@ PATIENCE_SECONDS = 0.05
 LIMITS_NS = 1_000_000_000
 """Between two looks at the limits of memory."""
 _NO_TIMES = RankTimes(0, 0, 0, 0, 0)
+_NO_MEMORY = ProcessMemory(0, 0, 0, 0, stopped=False)
 _FOLLOWED = {FailureKind.INTERRUPTED: "interrupted", FailureKind.PEER: "released"}
 
 
@@ -188,6 +189,18 @@ class RankActivity:
     """The last line of the statement that it computes, which may be a whole loop; 0 unknown."""
     host: str = ""
     """The name of its host; empty: this machine."""
+    rss_nbytes: int = 0
+    """Resident memory, shared pages included."""
+    threads: int = 0
+    """Threads of the process."""
+    task: int = 0
+    """Number of the task that it runs or ran last."""
+    stopped: bool = False
+    """Whether its process was stopped (SIGSTOP)."""
+
+
+RankStatistics = RankActivity
+"""What `Session.statistics` has for each rank; there a state may be ``stopped``, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +354,7 @@ class _Look:
             pass
         if handle.death is not None:
             state, operation = "dead", describe_death(handle.death)
-        memory = read_memory(handle.pid) if handle.death is None else None
+        memory = (read_memory(handle.pid) if handle.death is None else None) or _NO_MEMORY
         return RankActivity(
             rank=rank,
             pid=handle.pid,
@@ -356,9 +369,13 @@ class _Look:
             moving=times.moving_ns / 1e9,
             finished=times.finished_ns / 1e9,
             shared_nbytes=self.totals.by_rank.get(rank, 0),
-            private_nbytes=0 if memory is None else memory.private_nbytes,
-            mapped_nbytes=0 if memory is None else memory.mapped_nbytes,
+            private_nbytes=memory.private_nbytes,
+            mapped_nbytes=memory.mapped_nbytes,
             last_line=last_line,
+            rss_nbytes=memory.resident_nbytes,
+            threads=memory.threads,
+            task=handle.task,
+            stopped=memory.stopped,
         )
 
     def _state(self, handle: RankHandle) -> tuple[str, str, int, int, tuple[int, ...], int]:

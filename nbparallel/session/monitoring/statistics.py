@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, read_memory
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.segments import (
     SharedSegment,
     free_nbytes,
@@ -17,21 +17,8 @@ from nbparallel.session.monitoring.segments import (
     released_since,
     sum_up,
 )
-from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.wire.system import open_descriptors, process_limit
-
-
-@dataclass(frozen=True, slots=True)
-class RankStatistics(RankActivity):
-    """One rank at one moment; its state may be ``stopped`` (SIGSTOP), too; not how a dead one ended."""
-
-    rss_nbytes: int = 0
-    """Resident memory, shared pages included."""
-    threads: int = 0
-    """Threads of the process."""
-    task: int = 0
-    """Number of the task that it runs or ran last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +39,7 @@ class SessionStatistics:
     """Process that starts and watches the ranks; 0: one on each host."""
     template_pid: int
     """Process that ranks are forked from; 0 without one."""
-    ranks: tuple[RankStatistics, ...]
+    ranks: tuple[RankActivity, ...]
     """All ranks, in order."""
     segments: tuple[SharedSegment, ...]
     """Segments in use, the largest first; a rank that made many reports its largest only."""
@@ -89,7 +76,7 @@ def take_statistics(
         strategy=activity.strategy,
         supervisor_pid=pool.supervisor.pid,
         template_pid=pool.supervisor.template_pid,
-        ranks=tuple(_rank(handle, seen) for handle, seen in zip(handles, activity.ranks, strict=False)),
+        ranks=tuple(map(_rank, activity.ranks)),
         segments=gather(here, ledger or (), handles, names),
         shared_segments=totals.segments,
         shared_nbytes=totals.nbytes,
@@ -101,17 +88,8 @@ def take_statistics(
     )
 
 
-def _rank(handle: RankHandle, seen: RankActivity) -> RankStatistics:
-    memory = None if seen.state == "dead" else read_memory(handle.pid)
-    state = seen.state  # "dead" from when the session knows it: the next cell brings the rank back
-    if state != "starting" and memory is not None and memory.stopped:
-        state = "stopped"
-    known = {field.name: getattr(seen, field.name) for field in fields(seen)}
-    known |= {"state": state, "operation": "" if state == "dead" else seen.operation, "task": handle.task}
-    if memory is not None:
-        known |= {
-            "rss_nbytes": memory.resident_nbytes,
-            "private_nbytes": memory.private_nbytes,
-            "threads": memory.threads,
-        }
-    return RankStatistics(**known)
+def _rank(seen: RankActivity) -> RankActivity:
+    """Return a rank with ``stopped`` for its state where that is so, and without how it died."""
+    if seen.state == "dead":
+        return replace(seen, operation="")
+    return replace(seen, state="stopped") if seen.stopped and seen.state != "starting" else seen

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
 
 from nbparallel.errors import BusyError, NbParallelError
 from nbparallel.session.interrupts import InterruptCounter, SessionLock
-from nbparallel.session.names.delivery import GatheredNames
 from nbparallel.session.output import OutputSink, TaskOutput
-from nbparallel.session.processes.elastic_pool import SessionRanks
 from nbparallel.session.processes.limits import as_start_error
 from nbparallel.session.results import CellResult
-from nbparallel.session.tasks.cell import CellOptions, check_cell, select_ranks
-from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.task_run import TaskRun
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
@@ -154,17 +148,6 @@ LONGEST_WAIT = 1.0
 """Seconds between two looks whether the ranks are free, which is notified."""
 
 
-class _Launch(Protocol):
-    def __call__(
-        self,
-        cell: str,
-        ranks: Iterable[int] | None,
-        options: CellOptions,
-        interrupts: InterruptCounter,
-        names: GatheredNames | None = None,
-    ) -> TaskRun: ...
-
-
 class QueuedCell(PendingCell):
     """A cell that begins when the ranks are free and it is the first in `line`; its thread waits for that.
 
@@ -231,73 +214,3 @@ def nudge_first(line: deque[QueuedCell]) -> None:
     """Have the first cell that waits look whether the ranks are free."""
     with contextlib.suppress(IndexError):  # there is none
         line[0].look_again()
-
-
-class CellQueue:
-    """The cells of a session for which its caller does not wait.
-
-    Parameters
-    ----------
-    tasks : TaskDispatcher
-        Finds what a queued cell uses of the notebook.
-    ranks : SessionRanks
-        Knows how many there are.
-    launch : callable
-        ``launch(cell, ranks, options, interrupts, names)`` sends a cell to its ranks.
-    finish : callable
-        ``finish(run, interrupts)`` waits for them.
-    """
-
-    def __init__(
-        self,
-        session_lock: SessionLock,
-        tasks: TaskDispatcher,
-        ranks: SessionRanks,
-        launch: _Launch,
-        finish: Callable[[TaskRun, InterruptCounter], CellResult],
-    ) -> None:
-        self._session_lock, self._tasks, self._ranks = session_lock, tasks, ranks
-        self._launch, self._finish = launch, finish
-        self._line = deque[QueuedCell]()
-
-    def submit(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, *, queue: bool
-    ) -> PendingCell:
-        """Start a cell, or put it behind those that were submitted before it; raises as `Session.submit`."""
-        made: list[PendingCell] = []
-        try:
-            if queue and (self._line or self._session_lock.held):
-                self._put_behind(cell, ranks, options, made)
-            else:
-                self._start(cell, ranks, options, made)
-            return made[0]
-        except BaseException:
-            for pending in made:  # an interrupt at the very end, and no caller has the cell
-                pending.cancel()
-            raise
-
-    def _start(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
-    ) -> None:
-        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            run = self._launch(cell, ranks, options, interrupts)
-            finish = partial(self._finish, run, interrupts)
-            made.append(PendingCell(finish, interrupts, self._session_lock.release, run.output))
-
-    def _put_behind(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
-    ) -> None:
-        if options.share:
-            raise BusyError(
-                "a cell that waits for its turn cannot share arrays, because they may have to be moved: "
-                "%share them before, or leave out --queue"
-            )
-        self._session_lock.on_release = partial(nudge_first, self._line)
-        with InterruptCounter():
-            check_cell(cell, options)
-            names = self._tasks.gather(cell, options, select_ranks(ranks, self._ranks.place.world_size))
-            launch: Any = partial(self._launch, cell, ranks, options, names=names)
-            launch = partial(
-                contextvars.copy_context().run, launch
-            )  # numpy's and decimal's settings are there
-            made.append(QueuedCell(self._line, self._session_lock, launch, self._finish, options.sink))

@@ -25,7 +25,7 @@ UNPRIVILEGED = [
 START = """
 import time
 import nbparallel as nbp
-from nbparallel.session.tasks import session_parts as sessions
+from nbparallel.session import session as sessions
 if not CHECK:
     sessions.check_world_size = lambda *counts: None  # as if the others had come after it
 began = time.monotonic()

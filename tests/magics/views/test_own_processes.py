@@ -6,7 +6,7 @@ import pytest
 
 from nbparallel.multiprocessing.household import HouseholdReport
 from nbparallel.wire.inspection import IntroducedRow, LedgerRow
-from nbparallel_magics.views.own_processes import HouseholdSegmentsView, ProcessesView
+from nbparallel_magics.views.own_processes import own_segments_table, processes_table
 from tests.harness.kernel import Kernel
 
 FIRST, SECOND = 1 << 22, (1 << 22) + 1
@@ -26,7 +26,7 @@ REPORT = HouseholdReport(
 
 def test_processes_of_any_depth() -> None:
     """Which process started which, what it uses; what messages hold is said below."""
-    text = repr(ProcessesView(REPORT))
+    text = repr(processes_table(REPORT))
     assert text.splitlines() == [
         "2 processes of nbparallel.multiprocessing",
         "pid      state      started by  ends with it  shared memory that it uses",
@@ -34,12 +34,12 @@ def test_processes_of_any_depth() -> None:
         "4194312  has ended  4194311",
         "messages that no process has received yet hold 1.0 GiB in 1 segment: %parallel_segments lists them",
     ]
-    assert "<table" in ProcessesView(REPORT)._repr_html_()
+    assert "<table" in processes_table(REPORT)._repr_html_()
 
 
 def test_segments_and_messages() -> None:
     """The largest first; memory that only waits for its next use is left out."""
-    assert repr(HouseholdSegmentsView(REPORT)).splitlines() == [
+    assert repr(own_segments_table(REPORT)).splitlines() == [
         "shared memory of processes of nbparallel.multiprocessing: 1.0 GiB in 2 segments",
         "segment  size     used by            messages in flight",
         "0x2      1.0 GiB                     3",

@@ -12,7 +12,7 @@ import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING
 from nbparallel.testing.waiting import wait_until
-from nbparallel_magics.views.status import StatusView
+from nbparallel_magics.views.status import status_table
 
 CELL = """\
 import time
@@ -62,7 +62,7 @@ def test_one_set_of_numbers(sleep: float) -> None:
     """Known sleeps, bytes and waits, in a cell of 50 ms and in one of seconds: all four say the same."""
     namespace: dict[str, Any] = {"x": nbp.share(np.ones(1 << 17)), "SLEEP": sleep}
     with Session(4) as session:
-        assert "last cell" not in repr(StatusView(session.statistics()))
+        assert "last cell" not in repr(status_table(session.statistics()))
         # on a busy machine a rank may wake later than the one that it was to wait for
         assert any(_all_say_the_same(session, namespace, sleep) for _ in range(5))
         wait_until(lambda: one_memory(session))
@@ -73,7 +73,7 @@ def _all_say_the_same(session: Session, namespace: dict[str, Any], sleep: float)
     result = session.run(CELL, namespace=namespace, execution_count=5)
     activity, statistics, timeline = session.activity(), session.statistics(), session.timeline()
     assert timeline is not None
-    text = repr(StatusView(statistics))
+    text = repr(status_table(statistics))
     assert text.splitlines()[0].endswith("; times and operations are of the last cell")
     shown = rows_of(text)
     assert activity.seconds == timeline.seconds
@@ -150,9 +150,9 @@ def test_bytes_between_ranks() -> None:
 def test_status_has_no_column_without_a_cell() -> None:
     """Before the first cell there are no times; own memory and shared pages are columns of their own."""
     with Session(1) as session:
-        text = repr(StatusView(session.statistics()))
+        text = repr(status_table(session.statistics()))
         assert "computing" not in text
         (row,) = rows_of(text)
         assert {"own memory", "shared pages", "threads"} <= set(row)
         session.run("pass")
-        assert "computing" in repr(StatusView(session.statistics()))
+        assert "computing" in repr(status_table(session.statistics()))

@@ -309,6 +309,7 @@ def test_share_memory_leaves_our_memory_where_it_is(pair):
     assert pair.run("t.share_memory_().is_shared()")
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 def test_copies_of_shared_tensors_are_private():
     """`clone`, `deepcopy`, and what `torch.save` wrote are ordinary tensors."""
     for dtype in (torch.float32, torch.uint16):
