@@ -32,15 +32,6 @@ def _take_pictures(page: NotebookPage, name: str, folder: Path, cell: int) -> No
         assert page.cell(cell).picture(folder / f"{name}-{width}-{theme}.png").startswith(b"\x89PNG")
 
 
-def test_axe_finds_what_is_wrong(notebook: NotebookPage) -> None:
-    """The check of accessibility sees a button without a name and grey words, and nothing wrong without."""
-    notebook.run("from IPython.display import HTML")
-    bad = notebook.run("HTML('<button></button><p style=\"color: #ddd; background: #fff\">words</p>')")
-    assert "button-name" in bad.violations()
-    assert "color-contrast" in bad.violations()
-    assert notebook.run("HTML('<button>name</button><p>words</p>')").violations() == ""
-
-
 def test_a_cell_shows_each_rank(notebook: NotebookPage) -> None:
     """A cell's values and text stand below it under the name of their rank, equal ones once."""
     cell = notebook.run("%%parallel -n 2\nprint('same')\nrank * 10")
