@@ -4,62 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
-import subprocess
 import sys
 
 from nbparallel.multiprocessing import household
 from nbparallel.testing import processes
 from nbparallel.testing.waiting import wait_until
-from nbparallel.transfer.pickling import dumps, loads
-
-_LENGTHS = struct.Struct("<QQ")
-
-
-class MailPipe:
-    """A pipe as the upper floor makes it: bytes in a pipe of the system, a mailbox for what they refer to."""
-
-    def __init__(self):
-        self.read_end, self.write_end = os.pipe()
-        self.mailbox = household.membership().new_mailbox()
-
-    def pack(self, value):
-        """Pickle and post a message; return it and what keeps its arrays."""
-        member = household.membership()
-        pickled = dumps(value, member.store, broker=member.broker)
-        return member.post(pickled.segments, mailbox=self.mailbox), pickled.data, pickled.keep
-
-    def write(self, packed):
-        """Write what `pack` returned."""
-        parcel, data, _ = packed
-        os.write(self.write_end, _LENGTHS.pack(parcel, len(data)) + data)
-
-    def send(self, value):
-        """Send a message."""
-        self.write(self.pack(value))
-
-    def read(self):
-        """Read the bytes of a message."""
-        parcel, length = _LENGTHS.unpack(os.read(self.read_end, _LENGTHS.size))
-        return parcel, os.read(self.read_end, length)
-
-    def receive(self):
-        """Receive a message."""
-        member = household.membership()
-        parcel, data = self.read()
-        value = loads(data, member.store, broker=member.broker)
-        member.take(parcel)
-        return value
-
-    def stop_reading(self):
-        """Close the reading end of this process."""
-        household.membership().close_mailbox(self.mailbox)
-        os.close(self.read_end)
-
-    def close(self):
-        """Close both ends."""
-        os.close(self.write_end)
-        self.stop_reading()
 
 
 class Child:
@@ -116,21 +65,6 @@ class Child:
         os.close(self._reports)
         os.close(self._go)
         return code
-
-
-def spawned(code, *, daemon=True, inherit=(), **options):
-    """Start a fresh interpreter that is introduced and runs `code` with `member`."""
-    ends = household.introduce_guest(daemon=daemon)
-    fd, line = ends.connection.fileno(), ends.lifeline.fileno()
-    text = (
-        "from nbparallel.multiprocessing import household\n"
-        f"member = household.begin_as_guest({fd}, lifeline={line})\n"
-        f"import numpy as np, nbparallel as nbp, os, sys, time\n{code}"
-    )
-    try:
-        return subprocess.Popen([sys.executable, "-c", text], pass_fds=[fd, line, *inherit], **options)
-    finally:
-        ends.close()
 
 
 def is_gone(pid):

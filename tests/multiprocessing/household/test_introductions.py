@@ -2,18 +2,12 @@
 
 import os
 import signal
-import socket
-import threading
 
 import pytest
 
 import nbparallel as nbp
-from nbparallel.channel.introduction import IntroducedClient
-from nbparallel.errors import ChannelClosedError, ProtocolError
 from nbparallel.multiprocessing import household
 from nbparallel.testing.waiting import wait_until
-from nbparallel.wire.frames import Kind, encode
-from nbparallel.wire.segments import FIRST_INTRODUCED, Welcome
 from tests.multiprocessing.household.family import Child, await_held, held, is_gone
 from tests.multiprocessing.programs import run_program
 
@@ -42,11 +36,6 @@ def report():
     return found[0]
 
 
-def supervisors():
-    """Return how many descriptors the supervisor has open, once it has read what was sent."""
-    return len(descriptors(report().supervisor))
-
-
 def forked(fork, work):
     """Fork; the child calls `work` and ends with what it returns."""
     pid = os.fork()
@@ -58,20 +47,6 @@ def forked(fork, work):
         finally:
             os._exit(code)
     return pid
-
-
-def exit_code(pid):
-    """Wait for a child's end."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def refused(fork):
-    """Begin in the child, which is too late."""
-    try:
-        fork.child()
-    except ChannelClosedError:
-        return 7
-    return 1
 
 
 @pytest.mark.parametrize("daemon", [True, False])
@@ -111,38 +86,6 @@ def test_the_parent_is_killed_between_the_fork_and_the_announcement(root, daemon
     lines.close()
     for fd in (said[1], *go_on):
         os.close(fd)
-
-
-def test_a_copy_of_the_connection_keeps_what_the_child_held(root):
-    """Another thread forks in the same moment: its child has the connection of one that ended early."""
-    array = nbp.full((400, 400), 1.0)
-    fork = household.prepare_fork(daemon=True)
-    other = forked(fork, lambda _: signal.pause())
-    pid = forked(fork, lambda _: 0)
-    fork.parent()
-    assert exit_code(pid) == 0
-    del array
-    os.kill(other, signal.SIGKILL)
-    exit_code(other)
-    await_held(lambda rows: rows == [])
-
-
-@pytest.mark.slow
-def test_children_that_die_at_once_leave_no_descriptor(root):
-    """Neither here nor in the supervisor, which never learns who they were; nor does a fork that failed."""
-    before, theirs = descriptors(), supervisors()
-    for shares in (False, True):
-        array = nbp.full((400, 400), 1.0) if shares else None
-        for _ in range(5):
-            fork = household.prepare_fork(daemon=True)
-            pid = forked(fork, lambda _: 0)
-            fork.parent()
-            assert exit_code(pid) == 0
-            household.prepare_fork(daemon=False).parent()
-        del array
-    # fewer: when this began it had perhaps not closed yet what another test had left
-    wait_until(lambda: supervisors() <= theirs, lambda: (supervisors(), theirs))
-    assert descriptors() == before
 
 
 LOOK = """
@@ -261,91 +204,6 @@ def test_the_fork_server_is_killed(tmp_path):
         tmp_path,
         "forkserver",
     )
-
-
-def test_a_forked_child_has_no_end_of_its_parents(root):
-    """Its parent's connection would seem to live as long as it; generations would pile up lifelines."""
-
-    def look(depth):
-        def work(point):
-            mine = descriptors()
-            connections = {f"socket:[{os.fstat(fd).st_ino}]" for fd in (household.membership().fileno(),)}
-            assert not parents & set(mine)
-            assert connections <= set(mine)
-            assert mine.count(pipe) == 1
-            if depth:
-                assert Child(look(depth - 1)).wait() == 0
-
-        return work
-
-    parents = {f"socket:[{os.fstat(root.fileno()).st_ino}]"}
-    pipe = f"pipe:[{os.fstat(root.lifeline.fileno()).st_ino}]"
-    assert Child(look(2)).wait() == 0
-
-
-def test_the_supervisor_is_killed_before_the_child_begins(root):
-    """The child does not begin; the parent goes on, and its next start has another supervisor."""
-    array = nbp.full((400, 400), 1.0)
-    fork = household.prepare_fork(daemon=True)
-    supervisor = report().supervisor
-    os.kill(supervisor, signal.SIGKILL)
-    wait_until(lambda: is_gone(supervisor))
-    pid = forked(fork, refused)
-    fork.parent()
-    assert exit_code(pid) == 7
-    assert Child(lambda point: float(array.sum())).wait() == 0
-    assert household.membership() is not root
-    assert report().supervisor != supervisor
-
-
-def test_the_household_ends_before_the_child_begins(root):
-    """The child, of which the supervisor cannot know which process it is, does not begin."""
-    go_on = os.pipe()
-
-    def late(fork):
-        os.read(go_on[0], 1)
-        return refused(fork)
-
-    fork = household.prepare_fork(daemon=False)
-    pid = forked(fork, late)
-    fork.parent()
-    household.stop()
-    os.write(go_on[1], b"x")
-    assert exit_code(pid) == 7
-    for fd in go_on:
-        os.close(fd)
-
-
-@pytest.mark.slow
-def test_answers_of_the_supervisor():
-    """A process waits for it; one that comes no more, or is another one, is an error."""
-
-    def begin(speak, *, after=0.0):
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        client = IntroducedClient(ours)
-        timer = threading.Timer(after, speak, [theirs])
-        timer.start()
-        if not after:
-            timer.join()
-        try:
-            return client.begin(os.getpid()).client
-        finally:
-            timer.join()
-            client.close()
-            theirs.close()
-
-    def welcome(end):
-        end.send(encode(Kind.WELCOME, Welcome(FIRST_INTRODUCED + 5).pack()))
-
-    def end(end):
-        end.shutdown(socket.SHUT_WR)
-
-    for after in (0.0, 0.2):
-        assert begin(welcome, after=after) == FIRST_INTRODUCED + 5
-        with pytest.raises(ChannelClosedError):
-            begin(end, after=after)
-        with pytest.raises(ProtocolError, match="INTRODUCE"):
-            begin(lambda end: end.send(encode(Kind.IDLE, Welcome(FIRST_INTRODUCED).pack())), after=after)
 
 
 def test_an_interpreter_that_ends_at_once(tmp_path):

@@ -7,11 +7,9 @@ import sys
 
 import pytest
 
-from nbparallel.errors import ChannelClosedError
 from nbparallel.multiprocessing import household
-from nbparallel.multiprocessing.household.lifeline import Lifeline, prepared
 from nbparallel.testing.waiting import wait_until
-from tests.multiprocessing.household.family import Child, MailPipe, is_gone
+from tests.multiprocessing.household.family import Child, is_gone
 
 FAMILY = """
 import os, signal, sys
@@ -68,34 +66,8 @@ def test_guests_of_a_killed_supervisor_end_with_the_household(root, promised):
     os.kill(supervisor, signal.SIGKILL)
     wait_until(lambda: is_gone(supervisor))
     assert household.membership() is not root
-    pipe = MailPipe()  # the second supervisor serves
-    pipe.close()
+    assert wait_until(household.report).supervisor != supervisor  # the second one serves
     assert not is_gone(child.pid)
     with promised(1.0):
         household.stop()
         assert child.wait() == -signal.SIGKILL
-
-
-def test_a_root_that_has_ended_already():
-    """A process that comes too late to be ended with it does not begin."""
-    reading, writing = os.pipe()
-    line = Lifeline(reading, writing)
-    own = prepared(reading)
-    line.disown()
-    with pytest.raises(ChannelClosedError, match="has ended"):
-        own.follow(os.getpid())
-    own.close()
-    line.close()
-
-
-def test_a_number_that_is_another_file_now():
-    """A program that closes all descriptors does not pass another file on as the lifeline."""
-    reading, writing = os.pipe()
-    line = Lifeline(reading, writing)
-    assert line.fileno() == reading
-    other = os.pipe()
-    os.dup2(other[0], reading)
-    assert line.fileno() == -1
-    line.close()
-    for fd in (*other, reading):
-        os.close(fd)

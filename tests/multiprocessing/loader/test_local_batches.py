@@ -64,29 +64,28 @@ def test_what_cannot_be_collated(samples: list[Any], error: type[Exception], wor
         mp.default_collate(samples)
 
 
-def test_what_forms_a_batch() -> None:
-    """The rules of torch: order, sampler, batches of a sampler, a last one that is not full, none at all."""
-    assert batches(range(5), 2) == [[0, 1], [2, 3], [4]]
-    assert batches(range(5), 2, drop_last=True) == [[0, 1], [2, 3]]
-    assert batches(range(5)) == [[0], [1], [2], [3], [4]]
-    assert batches(range(9), 2, sampler=[5, 3, 1]) == [[5, 3], [1]]
-    assert batches(range(9), batch_sampler=[[5, 3], (1,)]) == [[5, 3], [1]]
-    assert batches({"a": 1, "b": 2}, sampler=["b", "a"]) == [[2], [1]]
-    assert list(mp.DataLoader("abc", None)) == ["a", "b", "c"]
-    assert list(mp.DataLoader(range(4), 3, collate_fn=sum)) == [3, 3]
-    assert list(mp.DataLoader([], 3)) == []
+@pytest.mark.parametrize(
+    ("arguments", "options", "formed"),
+    [
+        ((range(5), 2), {}, [[0, 1], [2, 3], [4]]),
+        ((range(5), 2), {"drop_last": True}, [[0, 1], [2, 3]]),
+        ((range(5),), {}, [[0], [1], [2], [3], [4]]),
+        ((range(9), 2), {"sampler": [5, 3, 1]}, [[5, 3], [1]]),
+        ((range(9),), {"batch_sampler": [[5, 3], (1,)]}, [[5, 3], [1]]),
+        (({"a": 1, "b": 2},), {"sampler": ["b", "a"]}, [[2], [1]]),
+        (("abc", None), {}, ["a", "b", "c"]),
+        ((range(4), 3), {"collate_fn": sum}, [3, 3]),
+        (([], 3), {}, []),
+    ],
+)
+def test_what_forms_a_batch(arguments: Any, options: dict[str, Any], formed: list[Any]) -> None:
+    """The rules of torch: order, sampler, batches of a sampler, a last one that is not full, none at all.
 
-
-def test_lengths() -> None:
-    """`len` is the number of batches, as tqdm needs it; a stream without a length has none."""
-    loader = mp.DataLoader
-    assert len(loader(range(5), 2)) == 3
-    assert len(loader(range(5), 2, drop_last=True)) == 2
-    assert len(loader(range(9), 2, sampler=[5, 3, 1])) == 2
-    assert len(loader(range(5), None)) == 5
-    assert len(loader(range(9), batch_sampler=[[5, 3], [1]])) == 2
-    with pytest.raises(TypeError):
-        len(loader(iter(range(5))))
+    `len` is the number of batches, as tqdm needs it.
+    """
+    loader = mp.DataLoader(*arguments, **options)
+    assert [batch.tolist() if isinstance(batch, np.ndarray) else batch for batch in loader] == formed
+    assert len(loader) == len(formed)
 
 
 def test_streams() -> None:
@@ -105,6 +104,8 @@ def test_streams() -> None:
     assert list(mp.DataLoader(Stream(), None)) == [0, 1, 2, 3, 4]
     loader = mp.DataLoader(Stream(), 4)
     assert [len(list(loader)) for _ in range(2)] == [2, 2]
+    with pytest.raises(TypeError):
+        len(mp.DataLoader(iter(range(5))))
 
 
 @pytest.mark.parametrize(

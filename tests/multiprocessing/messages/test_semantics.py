@@ -76,6 +76,64 @@ def test_a_shared_array_is_the_same_memory(tmp_path: Path, method: str) -> None:
     )
 
 
+def test_what_a_child_inherited_is_not_used_again(tmp_path: Path, method: str) -> None:
+    """Its parent drops its arrays: as long as a child lives, their memory is not given to new ones."""
+    run_program(
+        """
+        def look(arrays, go, end):
+            go.wait()
+            end.send([(float(x.min()), float(x.max())) for x in arrays])
+
+        arrays = [nbp.full((400, 400), 1.0), nbp.full(100, 2.0)]
+        kept = nbp.full(100, 9.0)  # what the small one is packed with stays in use
+        go, (here, there) = ctx.Event(), ctx.Pipe()
+        process = ctx.Process(target=look, args=(arrays, go, there))
+        process.start()
+        arrays.clear()
+        others = [nbp.full((400, 400), 3.0) for _ in range(4)] + [nbp.full(100, 4.0) for _ in range(50)]
+        go.set()
+        assert here.recv() == [(1, 1), (2, 2)]
+        process.join()
+        """,
+        tmp_path,
+        method,
+    )
+
+
+@pytest.mark.slow
+def test_other_threads_go_on_when_a_process_is_started(tmp_path: Path, method: str) -> None:
+    """A thread that shares arrays meanwhile neither hangs nor makes the process hang."""
+    run_program(
+        """
+        import threading
+
+        def share():
+            made = []
+            while not stop.is_set():
+                made = [*made[-50:], nbp.full(300, 1.0)]
+
+        def work():
+            nbp.full((400, 400), 1.0).sum()
+
+        stop, started = threading.Event(), []
+        thread = threading.Thread(target=share)
+        thread.start()
+        try:
+            for _ in range(10):
+                process = ctx.Process(target=work)
+                process.start()
+                process.join(30)
+                started.append(process.exitcode)
+        finally:
+            stop.set()
+            thread.join()
+        assert started == [0] * 10, started
+        """,
+        tmp_path,
+        method,
+    )
+
+
 @pytest.mark.slow
 def test_what_comes_from_a_child_is_the_same_memory(tmp_path: Path, method: str) -> None:
     """An array that a child was started with, and what it makes, is shared with its parent."""
