@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from nbparallel.channel.segment_client import SegmentClient
-from nbparallel.sharing import SegmentBroker, SegmentSource, Store, current_store, store
+from nbparallel.sharing import SegmentBroker, Store, current_store, store
 from nbparallel.supervisor.sweep import look
 
 
@@ -51,17 +51,6 @@ def broker_socket(broker: SegmentBroker) -> socket.socket:
     """Return another socket on the connection of a broker with its supervisor: for what no broker sends."""
     assert isinstance(broker, SegmentClient), "only a session's broker has a connection"
     return socket.socket(fileno=os.dup(broker.fileno()))
-
-
-def own_sources(store: Store | None = None) -> dict[int, SegmentSource]:
-    """Return descriptor and path of each segment that a store made, by id."""
-    segments = (store or current_store())._table.own.by_id.values()
-    return {segment.id: segment.block.source for segment in segments if segment.block is not None}
-
-
-def reap(store: Store) -> None:
-    """Release what arrays that have died used, without acting on what the sessions sent."""
-    store._table.reap()
 
 
 def mark_interrupted(store: Store) -> None:

@@ -14,7 +14,6 @@ from nbparallel.errors import (
     SegmentLostError,
 )
 from nbparallel.sharing import is_shared, share, zeros
-from nbparallel.sharing.memory.array_layout import describe_dtype
 from tests.harness.tiers import examples
 
 byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
@@ -81,75 +80,6 @@ def test_any_view_arrives_as_what_it_is(exchange, array):
     sender.drain()
 
 
-def test_in_another_process(connected, peer):
-    """A view of the notebook's memory is the same memory in another process, both ways."""
-    store = connected(0)
-    array = store.zeros((4, 6))
-    view = array[::-2, 1::2].T
-    view[:] = np.arange(view.size).reshape(view.shape)
-    store.allow_write(array)
-    seen = peer.run(
-        "v = store.attach(handle, writable=True); result = v.tolist(), v.strides; v[0, 0] = 99; del v",
-        handle=store.handle(view),
-    )
-    expected = np.arange(view.size).reshape(view.shape)
-    assert seen == (expected.tolist(), view.strides)
-    assert view[0, 0] == 99
-    handle = peer.run("y = store.zeros(3, 'i4'); y[:] = 1, 2, 3; result = store.handle(y)")
-    arrived = store.attach(handle, writable=True)
-    arrived[1] = 20
-    assert peer.run("result = y.tolist()") == [1, 20, 3]
-
-
-@pytest.mark.slow
-@settings(
-    deadline=None, max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(array=views())
-def test_every_layout_in_another_process(connected_once, peer, array):
-    """What another process sees of a view has the same bytes."""
-    shared = connected_once.share(array)
-    seen = peer.run(
-        "v = store.attach(handle); result = describe_dtype(v.dtype), v.tobytes(), v.strides; del v; "
-        "store.drain()",
-        handle=connected_once.handle(shared),
-    )
-    assert seen == (describe_dtype(array.dtype), array.tobytes(), shared.strides)
-
-
-@pytest.fixture
-def connected_once(connected):
-    """One connected store for all examples."""
-    return connected(0)
-
-
-def test_views_of_one_array_stay_views_of_one_memory(exchange):
-    """Two views that overlap here overlap there, and one mapping serves both."""
-    k, r = exchange.store(0), exchange.store(1)
-    base = k.zeros(100)
-    left, right = r.attach(k.handle(base[:60])), r.attach(k.handle(base[40:]))
-    assert np.shares_memory(left, right)
-    assert left.base is right.base
-    base[50] = 7
-    assert left[50] == 7 == right[10]
-    assert sum(not record.own for record in r.segments()) == 1
-
-
-def test_one_mapping_for_each_right(exchange):
-    """Reading and writing have a mapping each, however often a segment is attached."""
-    k, r = exchange.store(0), exchange.store(1)
-    base = k.zeros(10)
-    k.allow_write(base)
-    handle = k.handle(base)
-    readers = [r.attach(handle) for _ in range(3)]
-    writers = [r.attach(handle, writable=True) for _ in range(3)]
-    assert len({id(array.base) for array in readers}) == 1
-    assert len({id(array.base) for array in writers}) == 1
-    writers[0][0] = 5
-    assert readers[2][0] == base[0] == 5
-    assert not readers[0].flags.writeable
-
-
 def test_read_only_stays_read_only(exchange):
     """Neither the flag, nor a base, nor the buffer makes a read-only array writable."""
     k, r = exchange.store(0), exchange.store(1)
@@ -212,17 +142,6 @@ def test_private_mappings_are_copy_on_write(exchange):
     r.drain()
     k.drain()
     assert exchange.server.ledger.entries == {}
-
-
-def test_shared_memory_seen_through_other_objects(store):
-    """An array that came through a memoryview is still found in its segment."""
-    base = store.zeros(10)
-    odd = np.frombuffer(memoryview(base)[2:], np.float64)
-    assert store.location(odd).start == 16
-    assert store.is_shared(base.view(np.recarray))
-    assert not store.is_shared(base + 1)
-    assert not store.is_shared([1])
-    assert not store.is_shared(None)
 
 
 def test_empty_arrays_at_every_edge(exchange):

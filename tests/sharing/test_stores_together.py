@@ -3,7 +3,6 @@
 
 import gc
 
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -107,24 +106,3 @@ def test_whatever_they_do(fresh_exchange, moves):
     exchange.close()
     del world
     gc.collect(0)
-
-
-def test_an_array_sent_in_a_circle(exchange):
-    """An array that wanders from rank to rank, each dropping it, stays the same memory to the end."""
-    stores = [exchange.store(client) for client in range(4)]
-    array = stores[0].zeros(100)
-    array[:] = np.arange(100)
-    holder = 0
-    for turn in range(1, 12):
-        target = turn % 4
-        arrived = stores[target].attach(stores[holder].handle(array))
-        del array
-        stores[holder].drain()
-        array, holder = arrived, target
-        assert array[50] == 50
-    assert len(exchange.server.ledger.entries) == 1
-    del array, arrived
-    for _ in range(2):
-        for store in stores:
-            store.drain()
-    assert exchange.server.ledger.entries == {}

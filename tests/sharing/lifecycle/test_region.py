@@ -1,14 +1,13 @@
 """Small arrays lie in regions: their rooms come and go, and nobody's bytes are ever another's."""
 
 import gc
-import os
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbparallel.errors import SegmentLostError, SharedMemoryFullError
+from nbparallel.errors import SharedMemoryFullError
 from nbparallel.sharing import Store
 from nbparallel.sharing.lifecycle import own_segments
 from nbparallel.sharing.lifecycle.own_segments import FIRST_NBYTES
@@ -16,7 +15,7 @@ from nbparallel.sharing.lifecycle.segment import ALIGNMENT, JOIN_SHARE
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
-from tests.harness.stores import mark_interrupted, store_usage
+from tests.harness.stores import mark_interrupted
 from tests.harness.tiers import examples
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
@@ -91,61 +90,6 @@ def test_a_loop_does_not_grow(strategy):
     store.close()
 
 
-def test_neighbouring_holes_become_one():
-    """What many small arrays have left serves larger ones."""
-    store = Store()
-    region = store.zeros(1, strategy="file_descriptor")
-    small = [store.empty(1000, "u1", strategy="file_descriptor") for _ in range(900)]
-    del small
-    large = [store.empty(200_000, "u1", strategy="file_descriptor") for _ in range(4)]
-    assert len(own(store)) == 1
-    del region, large
-    store.close()
-
-
-def test_what_was_shown_is_not_used_again(exchange):
-    """Another process may still look at an array that its maker has dropped."""
-    store, other = exchange.store(0), exchange.store(1)
-    keep = store.zeros(100, strategy="file_descriptor")
-    array = store.zeros(100, strategy="file_descriptor")
-    array[:] = 7
-    handle, address = store.handle(array), array.ctypes.data
-    there = other.attach(handle)
-    del array
-    others = [store.empty(100, strategy="file_descriptor") for _ in range(1000)]
-    for one in others:
-        one[:] = 0
-    assert there.tolist() == [7] * 100
-    back = store.attach(other.handle(there))
-    assert back.ctypes.data == address
-    del back, keep, others, there
-
-
-def test_a_handle_of_a_dropped_array_finds_no_other(store):
-    """The bytes of an array whose handle was made are not another's while the region lives."""
-    keep = store.zeros(10, strategy="file_descriptor")
-    array = store.zeros(10, strategy="file_descriptor")
-    unseen = store.zeros(10, strategy="file_descriptor")
-    handle, offset = store.handle(array), store.location(unseen).start
-    del array, unseen
-    new = [store.zeros(10, strategy="file_descriptor") for _ in range(100)]
-    assert store.location(new[0]).start == offset
-    assert store.attach(handle).ctypes.data not in {x.ctypes.data for x in new}
-    del keep, new
-    store.drain()
-    with pytest.raises(SegmentLostError):
-        store.attach(handle)
-
-
-def test_empty_arrays_are_found(store):
-    """An array without elements is shared as well, also at the end of its room."""
-    array = store.zeros(8, strategy="file_descriptor")
-    after = store.zeros(8, strategy="file_descriptor")
-    for view in (array[8:], array[:0], after[:0], after[8:]):
-        assert store.is_shared(view)
-    assert not store.is_shared(np.zeros(0))
-
-
 @pytest.mark.slow
 def test_ten_arrays_cost_a_megabyte():
     """The first region is small, the next ones hold as much as all before, up to 16 MiB."""
@@ -180,25 +124,6 @@ def test_where_little_is_left_a_region_is_small():
         assert store.is_shared(store.zeros(100, strategy="file_descriptor"))
         del array
         store.close()
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(cover=())
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_descriptors_and_mappings_of_many(exchange, strategy):
-    """10,000 living arrays of both rights cost a few descriptors and mappings, here and elsewhere."""
-    store, other = exchange.store(0), exchange.store(1)
-    before = len(os.listdir("/proc/self/fd"))
-    arrays = [
-        store.share(np.full(100, i, float), strategy=strategy, for_all=i % 2 == 0) for i in range(10_000)
-    ]
-    received = [other.attach(store.handle(x)) for x in arrays]
-    assert len(os.listdir("/proc/self/fd")) - before <= 40
-    assert store_usage(store).used + store_usage(other).used <= 20
-    assert all(x[0] == y[0] == i for i, (x, y) in enumerate(zip(arrays, received, strict=True)))
-    for array, mine in zip(received[:10], arrays[:10], strict=True):
-        assert store.location(mine).for_all == (mine[0] % 2 == 0)
-        assert not array.flags.writeable
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.sharing.memory import mapping, pages
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.strategies import registry
 from nbparallel.wire import system
@@ -87,25 +86,6 @@ def test_its_memory_is_unmapped_once_with_the_last_array(source):
     mapping.unmap()
     assert mapped(source.fd) == 1
     assert root_of(other)[1000] == 5
-
-
-def test_a_file_with_huge_pages_gets_the_address_that_suits_it(monkeypatch):
-    """The system aligns it, which it does for files only: there a descriptor may be kept."""
-    strategy = registry.strategy_of("file_descriptor")
-    large = strategy.create(pages.HUGE_NBYTES)
-    small = strategy.create(pages.HUGE_NBYTES // 2)
-    monkeypatch.setattr(pages, "huge_mode", lambda device: "advise")
-    placed = []
-
-    def place(*args):
-        placed.append(args)
-
-    monkeypatch.setattr(mapping, "place_file", place)
-    maps = [strategy.map(source, Access.READ) for source in (large, small)]
-    assert [nbytes for _, nbytes, _, _ in placed] == [small.nbytes] * (sys.version_info < (3, 13))
-    del maps
-    small.close()
-    large.close()
 
 
 def run(script):

@@ -2,14 +2,13 @@
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError, StrategyUnavailableError
+from nbparallel.errors import SharedMemoryFullError, StrategyUnavailableError
 from nbparallel.sharing import Store
 from nbparallel.sharing.memory.memory_limits import MARGIN, MemoryGuard, limits
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
@@ -77,20 +76,6 @@ def test_what_does_not_fit_is_refused_before_it_is_tried(files, where):
         guard.require(tightest - MARGIN + MIB)
     assert where in str(caught.value)
     assert isinstance(caught.value, MemoryError)
-
-
-def test_many_small_requests_share_one_reading():
-    """While plenty is free, the limits are not read for every small array."""
-    reads = []
-
-    def read(path):
-        reads.append(path)
-        return f"MemTotal: {1 << 30} kB\nMemAvailable: {1 << 30} kB\n" if "meminfo" in path else ""
-
-    guard = MemoryGuard(read)
-    for _ in range(1000):
-        guard.require(4096)
-    assert reads.count("/proc/meminfo") < 20
 
 
 def test_nothing_is_left_after_a_refusal():
@@ -178,51 +163,6 @@ def test_a_limit_of_open_files():
     assert (done.stdout, done.stderr) == ("100000.0\n", "")
 
 
-def test_no_descriptor_to_receive_one(connected, peer):
-    """A process whose table is full gets an exception at the attach, and works again afterwards."""
-    store = connected(0)
-    array = store.zeros(10)
-    array[:] = 4
-    text = peer.run(
-        """
-import os, resource
-from nbparallel.errors import FileDescriptorLimitError
-limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-used = max(map(int, os.listdir("/proc/self/fd")))
-resource.setrlimit(resource.RLIMIT_NOFILE, (used, limit[1]))
-spare = []
-try:
-    while True:
-        spare.append(os.dup(0))
-except OSError:
-    pass
-try:
-    store.attach(handle)
-except FileDescriptorLimitError as error:
-    result = str(error)
-for fd in spare:
-    os.close(fd)
-resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-store.drain()
-""",
-        handle=store.handle(array),
-    )
-    assert "descriptor" in text
-    assert peer.run("result = store.attach(handle).sum()", handle=store.handle(array)) == 40
-
-
-def test_the_supervisor_has_none_left(exchange):
-    """What the supervisor cannot keep is told to whoever asks for it; nobody is dropped."""
-    exchange.server.max_descriptors = 1
-    k, r = exchange.store(0), exchange.store(1)
-    one, two = k.zeros(10), k.zeros(10)
-    handles = [k.handle(one), k.handle(two)]
-    r.attach(handles[0])
-    with pytest.raises(FileDescriptorLimitError):
-        r.attach(handles[1])
-    assert exchange.server.ledger.entries[handles[1].segment].holders == {0}
-
-
 def test_a_mapping_that_fails_keeps_no_descriptor(exchange, monkeypatch):
     """What was fetched and could not be mapped is closed, also while a traceback holds on to everything."""
     made, other = exchange.store(0), exchange.store(1)
@@ -240,10 +180,3 @@ def test_a_mapping_that_fails_keeps_no_descriptor(exchange, monkeypatch):
     assert caught.value.__traceback__ is not None
     assert len(os.listdir("/proc/self/fd")) == before
     assert other.attach(handle).sum() == 0
-
-
-def test_limits_of_this_machine_can_be_read():
-    """On Linux at least one limit is found, and it is positive."""
-    if os.path.exists("/proc/meminfo"):
-        assert min(limit.free for limit in limits()) > 0
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 0

@@ -1,6 +1,5 @@
 """What the system is told about pages, and what it makes of it."""
 
-import errno
 from pathlib import Path
 
 import numpy as np
@@ -57,23 +56,6 @@ def test_huge_pages_are_asked_for_where_they_are_offered(monkeypatch, mode):
     store.close()
 
 
-def test_small_pages_where_the_file_does_not_tell_its_device(monkeypatch):
-    """A look at a file that fails for want of memory (fstat(2)) costs the huge pages, not the array."""
-    monkeypatch.setattr(pages, "huge_mode", lambda device: "advise")
-
-    def refuse(fd):
-        raise OSError(errno.ENOMEM, "no memory for looking")
-
-    store = Store()
-    with monkeypatch.context() as blind:
-        blind.setattr(pages.os, "fstat", refuse)
-        large = store.share(np.ones(pages.HUGE_NBYTES, "u1"), strategy="file_descriptor")
-    assert large.all()
-    assert "hg" not in flags_at(large.ctypes.data)
-    del large
-    store.close()
-
-
 def test_huge_pages_where_they_really_are():
     """On a tmpfs that offers them a large segment consists of huge pages, for its maker and for others."""
     reason = missing_reason()
@@ -99,35 +81,3 @@ def test_huge_pages_where_they_really_are():
     if mapped == "0":
         pytest.skip("the system had no huge page free")
     assert int(mapped) >= 16 << 10
-
-
-def test_modes_are_read_where_the_system_keeps_them():
-    """An ordinary disk offers none; memory without a name is what the machine's setting says."""
-    assert pages.huge_mode(Path("/proc").stat().st_dev) == "never"
-    words = {"never", "advise", "within_size", "always", "deny", "force"}
-    assert pages.huge_mode(0) in words
-
-
-def test_reused_memory_is_entered_at_once():
-    """What was written through its descriptor only is not touched page by page when it is used again."""
-    if not _populates():
-        pytest.skip("this kernel has no MADV_POPULATE_WRITE")
-    store = Store(pool_nbytes=1 << 30)
-    fresh = store.share(np.ones(32 << 20, "u1"), strategy="file_descriptor")
-    assert field_at(fresh.ctypes.data, "Rss:") == ["0", "kB"]
-    del fresh
-    again = store.empty(32 << 20, "u1", strategy="file_descriptor")
-    assert field_at(again.ctypes.data, "Rss:") == [str(32 << 10), "kB"]
-    del again
-    store.close()
-
-
-def _populates():
-    import mmap
-
-    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
-        try:
-            memory.madvise(23)
-        except OSError:
-            return False
-    return True

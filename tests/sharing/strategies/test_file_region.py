@@ -1,8 +1,5 @@
 """`file_region`: many arrays, one segment."""
 
-import os
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -12,38 +9,6 @@ from nbparallel.sharing import Store
 def many(store, count, *, for_all=False, strategy="file_region"):
     """Share a number of small arrays."""
     return [store.share(np.full(100, i, float), strategy=strategy, for_all=for_all) for i in range(count)]
-
-
-@pytest.mark.slow
-def test_ten_thousand_arrays_cost_one_descriptor(exchange):
-    """Descriptors, mappings and entries of the ledger do not grow with the number of arrays."""
-    store, other = exchange.store(0), exchange.store(1)
-    before = len(os.listdir("/proc/self/fd"))
-    arrays = many(store, 10_000)
-    received = [other.attach(store.handle(x)) for x in arrays]
-    assert len(os.listdir("/proc/self/fd")) - before <= 8
-    assert len(store.segments()) == len(exchange.server.ledger.entries) == 1
-    assert all(x[0] == y[0] == i for i, (x, y) in enumerate(zip(arrays, received, strict=True)))
-    assert all(x.ctypes.data % 64 == 0 for x in arrays)
-    places = sorted(store.location(x)[1:3] for x in arrays)
-    assert all(stop <= start for (_, stop), (start, _) in pairwise(places))
-
-
-def test_a_region_goes_with_its_last_array(exchange):
-    """One array that is still seen, by anybody, keeps the region; then it goes as a whole."""
-    store, other = exchange.store(0), exchange.store(1)
-    arrays = many(store, 100)
-    last = other.attach(store.handle(arrays[50]))
-    del arrays
-    store.drain()
-    assert last[3] == 50
-    assert len(exchange.server.ledger.entries) == 1
-    del last
-    other.drain()
-    store.drain()
-    assert [record.phase for record in store.segments()] == ["pooled"]
-    (fresh,) = many(store, 1)
-    assert fresh[0] == 0
 
 
 def test_rights_are_kept_apart(exchange):

@@ -1,18 +1,12 @@
 """The contract of a strategy, the registry, and what `file_descriptor` adds."""
 
-import fcntl
-import mmap
 import os
 import re
-from collections import deque
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 import nbparallel.sharing as nbp
 from nbparallel.errors import InvalidHandleError, StrategyUnavailableError
-from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
@@ -99,27 +93,6 @@ def test_a_strategy_of_ones_own(monkeypatch):
     store.trim()
 
 
-def test_a_strategy_may_define_what_the_contract_once_asked_for():
-    """`supports_read_only` and `needs_descriptor` have no meaning any more, and do no harm."""
-
-    class Former(FileDescriptorStrategy):
-        name = "former"
-        supports_read_only = True
-
-        @property
-        def needs_descriptor(self):
-            return True
-
-    nbp.register_sharing_strategy("former", Former())
-    x = nbp.zeros(10, strategy="former")
-    store = nbp.current_store()
-    (made,) = [s.strategy for s in store.segments() if s.segment == store.location(x).segment]
-    assert made == "former"
-    del x
-    store.drain()
-    store.trim()
-
-
 def test_a_system_without_memfd(monkeypatch):
     """Elsewhere the strategy says so, and so does the registry."""
     monkeypatch.delattr(os, "memfd_create")
@@ -128,60 +101,6 @@ def test_a_system_without_memfd(monkeypatch):
     assert re.fullmatch(r"file_system, .*copy\nnot here:\n  file_descriptor: .*", repr(found), re.DOTALL)
     with pytest.raises(StrategyUnavailableError, match="memfd_create"):
         nbp.zeros(3)
-
-
-def test_segments_are_zero_reserved_and_sealed(strategy, source):
-    """Whole pages, reserved before use, and no process can change the size afterwards."""
-    assert source.nbytes == 8192
-    assert os.fstat(source.fd).st_blocks * 512 == 8192
-    mapping = strategy.map(source, Access.WRITE)
-    assert not mapping.root(deque()).any()
-    for size in (0, 4096, 1 << 20):
-        with pytest.raises(PermissionError):
-            os.ftruncate(source.fd, size)
-    with pytest.raises(PermissionError):
-        fcntl.fcntl(source.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
-    assert not os.get_inheritable(source.fd)
-
-
-def test_the_name_can_be_traced(strategy, source):
-    """The leak check finds segments by their name."""
-    assert os.readlink(f"/proc/self/fd/{source.fd}").startswith("/memfd:nbp-")
-    mapping = strategy.map(source, Access.WRITE)
-    assert "/memfd:nbp-" in Path("/proc/self/maps").read_text()
-    mapping.unmap()
-
-
-def test_segments_stay_out_of_core_files(strategy, source):
-    """A crash of one rank does not write everybody's arrays into its core file."""
-    mapping = strategy.map(source, Access.READ)
-    lines = Path("/proc/self/smaps").read_text().split(f"{mapping.address:x}-", 1)[1]
-    flags = next(line for line in lines.splitlines() if line.startswith("VmFlags"))
-    assert " dd" in flags
-
-
-@pytest.mark.parametrize("nbytes", [1, 4095, 4096, 4097, 300_000])
-def test_content_is_written_whole(strategy, nbytes):
-    """What is given at creation is there, followed by zeros up to the end of the page."""
-    content = np.random.default_rng(0).integers(0, 255, nbytes, "u1")
-    source = strategy.create(nbytes, content.data)
-    with mmap.mmap(source.fd, source.nbytes, prot=mmap.PROT_READ) as memory:
-        assert memory[:nbytes] == content.tobytes()
-        assert not any(memory[nbytes:])
-    assert os.fstat(source.fd).st_blocks * 512 == source.nbytes
-    source.close()
-
-
-@pytest.mark.parametrize("lengths", [(4096, 0, 5000, 7), (1, 4095, 4096), (3, 10_000, 64), (0, 0)])
-def test_parts_of_a_content_follow_each_other(strategy, lengths):
-    """Several buffers are written one behind the other, wherever in a page one ends; zeros follow."""
-    parts = tuple(np.full(n, i + 1, np.uint8).data for i, n in enumerate(lengths))
-    source = strategy.create(sum(lengths) + 1, parts)
-    with mmap.mmap(source.fd, source.nbytes, prot=mmap.PROT_READ) as memory:
-        assert memory[: sum(lengths)] == b"".join(parts)
-        assert not any(memory[sum(lengths) :])
-    assert os.fstat(source.fd).st_blocks * 512 == source.nbytes
-    source.close()
 
 
 def test_only_sealed_memory_of_the_right_size_is_adopted(strategy, source, tmp_path):
@@ -199,16 +118,4 @@ def test_only_sealed_memory_of_the_right_size_is_adopted(strategy, source, tmp_p
             os.fstat(fd)
     adopted = strategy.adopt(os.dup(source.fd), 8192)
     adopted.close()
-    adopted.close()
-
-
-def test_reading_means_reading(strategy, source):
-    """A descriptor opened for reading is adopted, and cannot be mapped for writing."""
-    fd = os.open(f"/proc/self/fd/{source.fd}", os.O_RDONLY | os.O_CLOEXEC)
-    adopted = strategy.adopt(fd, source.nbytes)
-    strategy.map(adopted, Access.READ).unmap()
-    with pytest.raises(StrategyUnavailableError, match="Permission denied"):
-        strategy.map(adopted, Access.WRITE)
-    private = strategy.map(adopted, Access.PRIVATE)
-    private.unmap()
     adopted.close()
