@@ -126,39 +126,6 @@ def test_shared_arrays_are_one_box(three_ranks: Session) -> None:
     assert "rank 2: 0 0 0 0 0 … 15 more" in repr(DrawnView(drawn))
 
 
-@pytest.mark.slow
-def test_a_slow_look_at_a_shared_array_is_not_the_last(two_ranks: Session) -> None:
-    """What a rank writes while another one looks is in the picture, however long that look takes."""
-    names: dict[str, Any] = {"z": np.zeros(2), "looked": np.zeros(1)}
-    two_ranks.run(
-        """
-import time
-from nbparallel.engine import tasks
-look = tasks.show_value
-def slow(*args):
-    shown = look(*args)
-    looked[0] = 1
-    while rank == 0 and not z[1]:
-        time.sleep(0.001)
-    time.sleep(0.2 * (rank == 0))  # so that rank 1 has looked by then
-    return shown
-z[0], looked[0]
-""",
-        namespace=names,
-        share="z, looked",
-    )
-    drawn = two_ranks.run(
-        "task_report.show_value = slow\nwhile rank and not looked[0]: time.sleep(0.001)\nz[rank] = rank + 5",
-        namespace=names,
-        draw="z",
-    ).drawn
-    two_ranks.run("task_report.show_value = look")
-    assert drawn is not None
-    (row,) = rows(drawn, 0)
-    assert row.after is not None
-    assert [block.rows for block in row.after] == [((5,),), ((6,),)]
-
-
 def test_parts_of_a_shared_array_are_rows(three_ranks: Session) -> None:
     """Views of different parts are what each rank holds, in the colour of its own."""
     names: dict[str, Any] = {"z": np.arange(9.0)}
@@ -203,20 +170,6 @@ def test_some_ranks_and_cells_in_the_background(three_ranks: Session) -> None:
     assert list(drawn.ranks) == [0, 2]
     assert held(drawn, "x") == ["0 2 4", "40 42 44"]
     assert list(three_ranks.draw("x").only([1]).ranks) == [1]
-
-
-@pytest.mark.slow
-def test_a_cell_without_it_looks_at_nothing(two_ranks: Session) -> None:
-    """No value is looked at, neither before nor after; with it, once each."""
-    two_ranks.run(
-        "from nbparallel.engine import task_report\n"
-        "looks, show = [], tasks.show_value\n"
-        "task_report.show_value = lambda *args: looks.append(1) or show(*args)\nx = 1"
-    )
-    assert two_ranks.run("x").drawn is None
-    assert two_ranks.run("len(looks)").values == [0, 0]
-    two_ranks.run("x", draw="x")
-    assert two_ranks.run("len(looks)").values == [2, 2]
 
 
 def test_mistakes_in_names(two_ranks: Session) -> None:

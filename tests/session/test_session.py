@@ -370,27 +370,3 @@ def test_a_value_hidden_by_a_semicolon_still_travels(four: Session) -> None:
     quiet = four.run("rank * 3", show_values=False)
     assert quiet.values == [0, 3, 6, 9]
     assert not quiet.ranks[1].displays
-
-
-def test_memory_that_ranks_made_is_counted(four: Session) -> None:
-    """The statistics know every segment of the session, whoever made it."""
-    before = four.statistics()
-    four.run("made = nbp.zeros(1 << 18)", ranks=[0, 1])
-    after = four.statistics()
-    assert after.shared_segments == before.shared_segments + 2
-    assert after.shared_nbytes == before.shared_nbytes + 2 * (8 << 18)
-    four.run("del made", ranks=[0, 1])
-
-
-def test_memory_of_a_rank_comes_back_while_it_is_idle(four: Session) -> None:
-    """What another rank let go of returns without a further cell."""
-    four.run(
-        "import numpy as np\nif rank == 0: send(np.ones(1 << 20), dst=1)\nelif rank == 1: got = recv(src=0)"
-    )
-    four.run("got = None", ranks=[1])
-
-    def phases() -> list[str]:
-        (found,) = four.run("[segment.phase for segment in nbp.segments()]", ranks=[0]).values
-        return found  # type: ignore[no-any-return]
-
-    wait_until(lambda: set(phases()) <= {"pooled"}, phases)

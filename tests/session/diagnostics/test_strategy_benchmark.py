@@ -11,7 +11,6 @@ import nbparallel as nbp
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.session import Session, strategy_bench
 from nbparallel.session.diagnostics.strategy_benchmark import SIZES, StrategyTime, StrategyTimes
-from nbparallel.sharing import Store
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
@@ -40,14 +39,6 @@ def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
     assert found.left_out == ()
     assert (nbp.get_sharing_strategy(), two.statistics().shared_segments) == before
     assert mine[0] == 0
-
-
-@pytest.mark.slow
-def test_it_can_start_a_rank_of_its_own() -> None:
-    """Without a session it makes one, and ends it; the other strategies are not touched."""
-    figures = strategy_bench(strategies=["copy"], sizes=[1024], seconds=10)
-    assert [time.strategy for time in figures.times] == ["copy"]
-    assert repr(figures).count("1.0 KiB  ") == 1
 
 
 @pytest.mark.slow
@@ -94,49 +85,6 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
     """A size or strategy that makes no sense is a ValueError; no rank is started for it."""
     with pytest.raises(ValueError, match=r"multiples of 8|unknown sharing strategy"):
         strategy_bench(**wrong)
-
-
-@pytest.mark.slow
-def test_an_interrupt_of_the_call_leaves_nothing(two: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the rank has the array, it raises KeyboardInterrupt, and no segment of it is left."""
-    before = two.statistics().shared_segments
-    original: Any = two.call
-    calls: list[int] = []
-
-    def interrupted(*args: Any) -> Any:
-        calls.append(1)
-        result = original(*args)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return result
-
-    monkeypatch.setattr(two, "call", interrupted)
-    # What the traceback's frames hold stays alive in a notebook until the next error: hold it here, too.
-    with pytest.raises(KeyboardInterrupt) as raised:
-        strategy_bench(two, strategies=["file_system"], sizes=[1 << 10, 1 << 20], seconds=30)
-    found = [record for record in nbp.segments() if record.strategy == "file_system"]
-    assert found == [], raised
-    assert two.statistics().shared_segments == before
-    assert two.run("rank").values == [0, 1]
-
-
-def test_an_interrupt_while_an_array_is_made_leaves_nothing(
-    two: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A frame that has the only reference when the interrupt comes keeps no array in the traceback."""
-    original, calls = Store.empty, []
-
-    def interrupted(*args: Any, **options: Any) -> Any:
-        calls.append(1)
-        array = original(*args, **options)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return array
-
-    monkeypatch.setattr(Store, "empty", interrupted)
-    with pytest.raises(KeyboardInterrupt) as raised:
-        strategy_bench(two, strategies=["file_system"], sizes=[1 << 20], seconds=30)
-    assert [record for record in nbp.segments() if record.strategy == "file_system"] == [], raised
 
 
 def test_times_read_well() -> None:

@@ -17,69 +17,12 @@ import pytest
 import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.diagnostics.doctor import examine
-from nbparallel.session.monitoring.segments import gather
-from nbparallel.session.processes.supervisor_client import LedgerQuery
-from nbparallel.sharing import SegmentStatistics
-from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.inspection import LedgerRow, pack_report
 from nbparallel.wire.messages import RankMemory, RankSegment
-from nbparallel.wire.segments import segment_id
 
 
 def rank(number: int, client: int, *made: RankSegment, alive: bool = True) -> Any:
     """Stand in for a rank's handle."""
     return SimpleNamespace(rank=number, client=client, alive=alive, memory=RankMemory(made))
-
-
-def test_what_each_knows_is_put_together() -> None:
-    """Sizes and names come from the notebook, holders from the supervisor, and a rank tells its own."""
-    mine, theirs = segment_id(0, 1), segment_id(5, 1)
-    own = [SegmentStatistics(mine, 100, "mmap", True, "released", True, 1)]
-    ledger = [LedgerRow(mine, 100, True, (5,))]
-    handles = [rank(0, 5, RankSegment(theirs, 200, "file_system", "live", False)), rank(1, 6)]
-    large, small = gather(own, ledger, handles, {mine: ("a", "b")})
-    assert (small.segment, small.strategy, small.phase, small.maker) == (mine, "mmap", "released", "notebook")
-    assert (small.ranks, small.notebook, small.writable, small.names) == ((0,), False, True, ("a", "b"))
-    assert (large.segment, large.strategy, large.maker, large.ranks) == (
-        theirs,
-        "file_system",
-        "rank 0",
-        (0,),
-    )
-
-
-def test_a_dead_maker_and_memory_that_came_back() -> None:
-    """What outlived its rank says so; pooled memory, and what nobody holds any more, is no segment."""
-    gone, old = segment_id(4, 9), segment_id(5, 2)
-    own = [SegmentStatistics(0, 50, "mmap", True, "pooled", True, 0)]
-    ledger = [LedgerRow(gone, 10, False, (0, 4)), LedgerRow(segment_id(0, 7), 20, False, ())]
-    handles = [
-        rank(0, 5, RankSegment(old, 1, "mmap", "released", False)),
-        rank(1, 4, RankSegment(gone, 10, "mmap", "live", False), alive=False),
-    ]
-    (only,) = gather(own, ledger, handles, {})
-    assert (only.segment, only.maker, only.notebook, only.ranks) == (gone, "ended rank", True, ())
-    assert only.strategy == ""
-
-
-def test_an_answer_to_an_older_question_is_dropped() -> None:
-    """An answer that came too late is not taken for that to the next question; a dead one is seen."""
-    numbers: list[int] = []
-    question = LedgerQuery(numbers.append, lambda: False)
-    assert question.ask(patience=0.01) is None
-    rows = [LedgerRow(segment_id(1, n), 4096, False, (1,)) for n in (1, 2)]
-    late, page = (
-        Frame(Kind.LEDGER, 0, n, pack_report([row]), []) for n, row in zip((1, 2), rows, strict=True)
-    )
-
-    def answer(number: int) -> None:
-        question.take(late)
-        question.take(page)
-
-    question = LedgerQuery(lambda number: answer(number) if number == 2 else None, lambda: False)
-    assert question.ask(patience=0.01) is None
-    assert question.ask() == (rows[1],)
-    assert LedgerQuery(numbers.append, lambda: True).ask(patience=60) is None
 
 
 @pytest.mark.slow

@@ -6,23 +6,20 @@ each other are left out.  Perfetto counts whole nanoseconds, and cuts off what i
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import random
 from typing import Any
 
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.session.monitoring.timeline import RankRow, Span, Timeline, chrome_trace
+from nbparallel.session.monitoring.timeline import chrome_trace
 
 METADATA = {
     "process_name": {"name": str},
     "process_sort_index": {"sort_index": int},
     "thread_name": {"name": str},
 }
-NANOSECOND = 1e-9
 
 
 def check(made: dict[str, Any]) -> int:
@@ -65,25 +62,3 @@ def test_a_real_cell_follows_the_format() -> None:
         seen = session.timeline()
     assert seen is not None
     assert check(chrome_trace(seen)) > 60  # how many waited is by chance
-
-
-def test_calls_lie_in_each_other_to_the_nanosecond() -> None:
-    """One statement begins where the last one ends, and a wait where its operation does, at any time."""
-    dice = random.Random(3)
-    for start in (0.0, 7.5, 86_400.0):
-        times = list(itertools.accumulate((dice.randrange(1, 3000) for _ in range(6000)), initial=0))
-        at = [start + time * NANOSECOND for time in times]
-        statements = tuple((line % 50 + 1, at[line * 10]) for line in range(600))
-        spans = []
-        for first in range(
-            0, 6000, 10
-        ):  # a statement is computing, an operation that waits and moves, another
-            spans += [
-                Span("computing", at[first], at[first + 2]),
-                Span("waiting", at[first + 2], at[first + 5], "recv", 1, 0, 1, 1),
-                Span("moving", at[first + 5], at[first + 8], "recv", 1, 8, 1),
-                Span("waiting", at[first + 8], at[first + 10], "barrier", 1),
-            ]
-        row = RankRow(0, 4000, at[0], at[-1], tuple(spans), statements, 1200, 0)
-        source = tuple(f"step {line}" for line in range(60))
-        assert check(chrome_trace(Timeline(number=3, source=source, rows=(row,), seconds=at[-1]))) == 600 * 5

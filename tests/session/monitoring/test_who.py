@@ -13,44 +13,9 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.session.monitoring.who import compare
-from nbparallel.session.processes.supervisor_client import RankQueries
 from nbparallel.sharing.store import Store
 from nbparallel.testing.waiting import wait_until
-from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo
-
-
-class Handle(SimpleNamespace):
-    """Stands in for a rank's handle."""
-
-    def __init__(self, rank: int, *, alive: bool = True, busy: bool = False, takes: bool = True) -> None:
-        super().__init__(rank=rank, alive=alive, busy=busy, takes=takes, usable=True, asked=0)
-
-    def offer(self, kind: Kind, message: object) -> bool:
-        """Note that the rank was asked."""
-        assert kind is Kind.INSPECT
-        self.asked += 1
-        return bool(self.takes)
-
-
-def handle(rank: int, **state: Any) -> Any:
-    """Return one of it."""
-    return Handle(rank, **state)
-
-
-def test_idle_ranks_are_asked_and_others_named() -> None:
-    """Busy and dead ranks, and those that do not answer or cannot, are told apart."""
-    queries = RankQueries()
-    handles = [handle(0), handle(1, busy=True), handle(2, alive=False), handle(3), handle(4, takes=False)]
-    answer = NamespaceReport(1, (VariableInfo("a", "int", "", Origin.OWN),))
-    threading.Timer(0.05, lambda: queries.take(0, answer)).start()
-    said = queries.names(handles, patience=0.4)
-    assert said == {0: answer}
-    assert [h.asked for h in handles] == [1, 0, 0, 1, 1]
-    names = compare({}, {}, Store(), handles, said)
-    assert (names.answered, names.busy, names.dead, dict(names.silent)) == ((0,), (1,), (2,), {3: "", 4: ""})
-    queries.take(3, NamespaceReport(1, ()))  # too late, and harmless
-    assert queries.names([handle(3)], patience=0.1) == {}
 
 
 def test_kinds_of_names() -> None:
@@ -70,7 +35,8 @@ def test_kinds_of_names() -> None:
     }
     other = {**told, "mixed": VariableInfo("mixed", "float", "", Origin.OWN)}
     said = {0: NamespaceReport(1, tuple(told.values())), 1: NamespaceReport(1, tuple(other.values()), 7)}
-    seen = compare(namespace, {"hidden": namespace["hidden"]}, store, [handle(0), handle(1)], said)
+    handles: Any = [SimpleNamespace(rank=rank, alive=True, busy=False, usable=True) for rank in said]
+    seen = compare(namespace, {"hidden": namespace["hidden"]}, store, handles, said)
     how = {record.name: record.how for record in seen.names}
     assert how == {
         "here": "notebook only",

@@ -1,8 +1,5 @@
 """What a name is on a rank: the notebook's value or the rank's own, by who assigned it last."""
 
-import threading
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,31 +39,12 @@ def test_rank_keeps_a_name_it_never_got(pair):
     assert len(pair.notes) == 3
 
 
-def test_rank_keeps_what_it_assigned_after_the_notebook(pair):
-    """The later assignment wins, also when the notebook's was never delivered."""
-    pair.type("x = 1")
-    pair.run("x")
-    pair.type("x = 2")
-    pair.run("x = 'mine'")
-    assert pair.run("x") == "mine"
-    pair.type("x = 3")
-    assert pair.run("x") == 3
-
-
 def test_rank_that_did_not_come_to_assign_gets_the_notebooks(pair):
     """Where the cell failed before its assignment, the notebook's value is there."""
     pair.type("x = 1")
     with pytest.raises(ZeroDivisionError):
         pair.run("1 / 0\nx = 'mine'\n0")
     assert pair.run("x") == 1
-
-
-def test_names_the_notebook_defines_later(pair):
-    """A name that a rank had first is replaced when the notebook defines it."""
-    pair.run("x = 'mine'")
-    pair.type("x = 7")
-    assert pair.run("x") == 7
-    assert len(pair.notes) == 1
 
 
 def test_deleted_names_disappear(pair):
@@ -110,27 +88,6 @@ def test_importing_the_package_in_the_notebook_does_no_harm(pair):
         "nbparallel.distributed",
         "DeadlockError",
     )
-
-
-def test_undelivered_updates_come_again(pair):
-    """What a rank has not confirmed is sent again; a rank that was restarted gets all again."""
-    pair.type("import numpy as np; x = np.zeros(3); y = [1]")
-    assert len(pair.prepare("x, y")) == 2
-    assert len(pair.prepare("x, y")) == 2
-    pair.names.delivered(0, pair.preparation)
-    assert pair.prepare("x, y") == ()
-    pair.names.rank_lost(0)
-    assert len(pair.prepare("x, y")) == 2
-
-
-def test_ranks_have_their_own_books(pair):
-    """A cell on some ranks gives nothing to the others; their next cell does."""
-    pair.type("x = [1]")
-    both = pair.prepare_for([0, 1], "x")
-    assert both.updates[0] == both.updates[1]
-    pair.names.delivered(0, both)
-    again = pair.prepare_for([0, 1], "x")
-    assert (len(again.updates[0]), len(again.updates[1])) == (0, 1)
 
 
 def test_apply_is_all_or_nothing(pair):
@@ -177,19 +134,3 @@ def test_the_last_assignment_wins(steps):
                 assert pair.run(name) == expected[name]
     finally:
         pair.close()
-
-
-def test_two_threads_prepare(pair):
-    """Two cells prepared at once, on different ranks, move an array once."""
-    pair.type("import numpy as np; x = np.zeros(1000); v = x[1:]")
-    got = {}
-    threads = [
-        threading.Thread(target=lambda r=r: got.update({r: pair.prepare_for([r], "x, v")})) for r in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    segments = {update.handle.segment for p in got.values() for u in p.updates.values() for update in u}
-    assert len(segments) == 1
-    assert np.shares_memory(pair.notebook["x"], pair.notebook["v"])

@@ -14,7 +14,6 @@ import pytest
 
 from nbparallel.errors import ParallelError, SegmentLostError, UnpicklableError
 from nbparallel.session import Session
-from nbparallel.session.names import cell_inputs
 from nbparallel.session.processes.launch import notebook_colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.transfer import pickling
@@ -85,22 +84,6 @@ def test_lines_of_a_cell_that_could_not_be_prepared() -> None:
         (note,) = session.run("1", namespace=names).notes
         assert note.startswith("ranks may write a from now on")
         assert session.run("1", namespace=names).notes == ()
-
-
-@pytest.mark.slow
-def test_a_costly_name_of_a_cell_that_was_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line comes with the first cell that is sent, and not again."""
-    monkeypatch.setattr(cell_inputs, "COSTLY_SECONDS", 0.0)
-    names: dict[str, Any] = {"words": ["a"] * 10}
-    with Session(1) as session:
-        session.run("len(words)", namespace=names)
-        with monkeypatch.context() as patch:
-            patch.setattr(TaskDispatcher, "launch", _interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                session.run("len(words)", namespace=names)
-        (note,) = session.run("len(words)", namespace=names).notes
-        assert "whether words has changed" in note
-        assert session.run("len(words)", namespace=names).notes == ()
 
 
 @pytest.mark.slow

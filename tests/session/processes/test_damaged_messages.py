@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import socket
 import tracemalloc
 from collections.abc import Iterator
@@ -156,47 +155,6 @@ def test_f83_descriptors_that_nobody_expects_are_closed(wire: Wire) -> None:
     wire.send(data, (0,) * 100)
     assert "truncated" in wire.handle.protocol_error
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def check_mutated(count: int) -> None:
-    """Send `count` frames with bits changed, cut, doubled or with files on them."""
-    draw = random.Random(count)
-    good = [
-        frames.encode(Kind.OUTCOME, pickle.dumps(OUTCOME, 5)),
-        frames.encode(Kind.STREAM, pickle.dumps(Stream(1, "stdout", "x" * 100), 5)),
-        frames.encode(Kind.RANK_READY),
-    ]
-    given_up = 0
-    wire = Wire()
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(count):
-        data = bytearray(draw.choice(good))
-        # what is inside a pickle is the business of who trusts it: the notebook trusts its own ranks
-        for _ in range(draw.choice([0, 1, 1, 3])):
-            data[draw.randrange(HEADER.size)] ^= 1 << draw.randrange(8)
-        if draw.random() < 0.2:
-            del data[draw.randrange(1, len(data)) :]
-        wire.send(bytes(data), (0,) * draw.choice([0, 0, 0, 1, 3]))
-        if wire.handle.protocol_error:
-            given_up += 1
-            wire.close()
-            wire = Wire()
-        assert len(os.listdir("/proc/self/fd")) == before
-    wire.close()
-    assert count // 4 < given_up < count
-
-
-def test_f83_mutated_frames() -> None:
-    """Whatever bits of a frame's head are changed: nothing is raised, no descriptor stays."""
-    check_mutated(3_000)
-
-
-@pytest.mark.stress
-@pytest.mark.once
-@pytest.mark.time_limit(1800)
-def test_f83_a_million_mutated_frames() -> None:
-    """Of a million as well."""
-    check_mutated(1_000_000)
 
 
 TO_THE_NOTEBOOK = """

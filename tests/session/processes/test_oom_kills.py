@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import pytest
 
 from nbparallel.session.processes.rank_death import RankDeath, describe_death
-from nbparallel.session.processes.supervisor_client import POLL_SECONDS, OomKillCounter
+from nbparallel.session.processes.supervisor_client import OomKillCounter
 
 V2 = {
     "/proc/self/cgroup": "0::/box\n",
@@ -72,17 +71,3 @@ def test_f6_without_a_count_nothing_is_claimed() -> None:
     assert kills.explain() == ""
     death = RankDeath(7, None, 9, True, 0.0, kills.explain())
     assert describe_death(death) == "was killed by SIGKILL: by hand, or by the system because memory ran out"
-
-
-def test_a_poll_reads_the_count_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tasks in quick succession only the first reads it; after a moment the next one does."""
-    machine = Counted(*PLACES["the machine"])
-    kills = OomKillCounter(machine.read)
-    machine.kills = 4
-    kills.poll()
-    assert kills.explain() != ""
-    machine.kills = 5
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 10 * POLL_SECONDS)
-    kills.poll()
-    assert kills.explain() == ""

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-
-import pytest
-
-from nbparallel.session import Session
-from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.testing import processes
 
 
 def test_starting_a_supervisor_imports_nothing_heavy() -> None:
@@ -22,28 +15,6 @@ def test_starting_a_supervisor_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.slow
-def test_a_session_takes_over_what_was_started_early() -> None:
-    """The supervisor is the same process, and the session ends it."""
-    launch = SupervisorLaunch()
-    with Session(2, launch=launch) as session:
-        assert session.run("rank").values == [0, 1]
-        assert session.statistics().supervisor_pid == launch.popen.pid
-        assert session.statistics().session == launch.session
-
-
-def test_an_unused_supervisor_is_terminated() -> None:
-    """`terminate`, or stopping a session that never ran, ends the process that was started early."""
-    for end in (SupervisorLaunch.terminate, lambda launch: Session(2, launch=launch).stop()):
-        launch = SupervisorLaunch()
-        running = processes.read(launch.popen.pid)
-        assert running is not None
-        assert running.parent == os.getpid()
-        end(launch)
-        now = processes.read(running.pid)
-        assert now is None or now.started != running.started
 
 
 def test_a_first_cell_imports_nothing_that_it_does_not_need() -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
-
-from nbparallel.distributed import tracing
-from nbparallel.distributed.communicator import TRACED, Communicator
 
 PROGRAM = """
 import inspect, re, sys, types
@@ -39,14 +34,3 @@ def test_ranks_find_prepared_what_all_of_them_need() -> None:
     """No module, no regular expression, no signature and no list of libraries is left to each rank."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert done.stdout == "[] []\n", done.stderr
-
-
-@pytest.mark.parametrize("name", TRACED)
-def test_a_bound_operation_is_told_its_peer_where_its_signature_says(name: str) -> None:
-    """The place counts without ``self``, as a caller's arguments do."""
-    method = getattr(Communicator, name).__get__(SimpleNamespace())
-    expected = next(
-        (found for found in enumerate(inspect.signature(method).parameters) if found[1] in ("src", "dst")),
-        (-1, ""),
-    )
-    assert tracing.peer_argument(method) == expected

@@ -18,7 +18,6 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import BusyError, FileDescriptorLimitError, ParallelError, UnpicklableError
 from nbparallel.session import Session, running_sessions
-from nbparallel.session.tasks.item_map import ItemMap, chunks_of
 from nbparallel.testing.waiting import wait_until
 from nbparallel.transfer import pickling
 
@@ -122,24 +121,6 @@ def test_many_items_are_taken_some_at_a_time(two: Session) -> None:
     count = 10_000
     for items in (range(count), list(range(count))):
         assert two.map(lambda item: item + 1, items, progress=False) == list(range(1, count + 1))
-
-
-@pytest.mark.matrix(cover=())
-@pytest.mark.parametrize("most", [256, 4096])
-def test_chunks_become_smaller(most: int) -> None:
-    """Every item is in one chunk, in order; few are alone, of many the last; any pipe has room for all."""
-    for count in (0, 1, 2, 16, 200, 511, 5000, 100_000, 3_000_000):
-        chunks = chunks_of(count, most)
-        assert len(chunks) <= most
-        assert sum(length for _, length in chunks) == count
-        assert [first for first, _ in chunks] == [
-            sum(length for _, length in chunks[:n]) for n in range(len(chunks))
-        ]
-        lengths = [length for _, length in chunks]
-        assert lengths == sorted(lengths, reverse=True)
-        assert lengths[-1:] in ([], [1])
-        if count <= min(511, most):
-            assert set(lengths) <= {1}
 
 
 def test_the_first_failure_names_its_item(two: Session) -> None:
@@ -310,16 +291,6 @@ def test_a_forked_child_takes_no_items(leaves: bool) -> None:
 
     with Session(1) as session:
         assert session.map(fork, range(20)) == list(range(20))
-
-
-def test_missing_results_are_an_error(two: Session) -> None:
-    """Items whose results did not come are named; the list is never shorter."""
-    with ItemMap(abs, range(3), progress=False) as chosen:
-        chosen.look_seconds = 0.01
-        values = two.perform(chosen.make, None, chosen).values
-        short = [(tickets[1:], pieces) for tickets, pieces in values if tickets]
-        with pytest.raises(RuntimeError, match="no result of item 0"):
-            chosen.results(short)
 
 
 def test_no_descriptor_for_a_map(two: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
-from nbparallel.session.tasks.item_map import ProgressBar
 from nbparallel.testing.waiting import wait_until
 
 
@@ -78,25 +77,3 @@ def test_a_broken_bar_is_no_failure(two: Session, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("nbparallel.session.tasks.item_map.make_bar", lambda total: Broken())
     with pytest.warns(RuntimeWarning, match="no longer shown .*BrokenPipeError"):
         assert two.map(abs, range(-3, 0)) == [3, 2, 1]
-
-
-def test_the_bar_moves_on_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its time goes on while nothing is done; equal numbers are not drawn again."""
-    calls: list[str] = []
-
-    class Bar:
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *args: calls.append(name)
-
-    monkeypatch.setattr("nbparallel.session.tasks.item_map.make_bar", lambda total: Bar())
-    monkeypatch.setattr("nbparallel.session.tasks.item_map.REFRESH_SECONDS", 1e9)
-    bar = ProgressBar(5)
-    bar.show(0)
-    bar.show(2)
-    bar.show(2)
-    assert calls == ["update"]
-    monkeypatch.setattr("nbparallel.session.tasks.item_map.REFRESH_SECONDS", 0.0)
-    bar.show(2)
-    bar.close()
-    bar.close()
-    assert calls == ["update", "refresh", "close"]

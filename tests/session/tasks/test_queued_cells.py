@@ -169,23 +169,6 @@ def test_a_handle_can_be_kept(session: Session) -> None:
     assert kept.result().values == [5]
 
 
-def task_runs() -> list[object]:
-    """Return what is held of cells that run or ran."""
-    gc.collect()
-    return [found for found in gc.get_objects() if type(found).__name__ == "TaskRun"]
-
-
-def test_cells_that_have_ended_hold_nothing(session: Session) -> None:
-    """Neither one that ran in the background nor one that waited, while the session goes on."""
-    others = task_runs()  # what an earlier test left, in a traceback for instance
-    namespace: dict[str, Any] = {"flag": np.zeros(1), "large": {"a": np.arange(200_000)}}
-    first = session.submit(f"{WAIT}len(large)", namespace=namespace)
-    queued = session.submit("len(large)", namespace=namespace, queue=True)
-    namespace["flag"][0] = 1
-    assert queued.result(30).values == first.result(30).values == [1, 1]
-    wait_until(lambda: not [run for run in task_runs() if all(run is not other for other in others)])
-
-
 @pytest.mark.slow
 def test_no_cell_overtakes_what_waits_when_others_are_cancelled(session: Session) -> None:
     """Behind a cell that is cancelled while it waits comes what is behind the cell before it."""

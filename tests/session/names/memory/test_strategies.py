@@ -42,19 +42,6 @@ def test_copy_has_nothing_to_share(notebook):
         notebook.names.share(["x"], notebook.notebook)
 
 
-def test_arrays_that_were_shared_stay_shared_under_copy(notebook):
-    """Switching concerns new arrays: a shared one stays, and may still be made writable."""
-    notebook.type("import numpy as np\nx = np.arange(10.0)")
-    assert notebook.run("float(x.sum())") == 45
-    before = notebook.kernel_store.location(notebook.notebook["x"])
-    set_sharing_strategy("copy")
-    notebook.type("x[0] = 5")
-    assert notebook.run("float(x.sum())") == 50
-    assert notebook.kernel_store.location(notebook.notebook["x"]) == before
-    notebook.run("x[1] = 9", share=["x"])
-    assert notebook.notebook["x"][1] == 9
-
-
 @pytest.mark.parametrize("held", [False, True])
 def test_who_still_holds_a_packed_array_is_told(notebook, held):
     """A list that holds the array from before `--share` sees no writes any more; one line says so."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from nbparallel.errors import ParallelError
@@ -71,73 +69,3 @@ def test_a_value_that_raises_costs_its_value_only(session: Session) -> None:
     session.run("class Q:\n    @property\n    def __class__(self): raise SystemExit\nkept = Q()")
     session.who()
     assert session.run("1").values == [1, 1]
-
-
-METHODS = (
-    "__str__(self)", "__repr__(self)", "__getattr__(self, name)", "__getattribute__(self, name)",
-    "__len__(self)",
-    "__reduce_ex__(self, protocol)", "__eq__(self, other)", "__bool__(self)",
-    "__setattr__(self, name, value)",
-    "__iter__(self)", "with_traceback(self, trace)",
-)  # fmt: skip
-NAMES = (
-    "__class__",
-    "__cause__",
-    "__context__",
-    "__notes__",
-    "__traceback__",
-    "args",
-    "name",
-    "code",
-    "rank",
-)
-BODIES = (
-    "raise KeyError(1)", "raise KeyboardInterrupt", "raise SystemExit(3)", "raise self", "return None",
-    "return 3", "return ''", "return self", "raise GeneratorExit", "yield 1",
-)  # fmt: skip
-BASES = (
-    "Exception",
-    "ValueError",
-    "NameError",
-    "TypeError",
-    "AttributeError",
-    "KeyError",
-    "OSError",
-    "BaseException",
-)
-WAYS = (
-    "raise Odd('t')", "raise ValueError(Odd('t'))", "raise ValueError('o') from Odd('t')",
-    "raise Odd('t') from None", "raise BaseExceptionGroup('g', [Odd('t'), ValueError(1)])",
-    "try:\n    raise Odd('t')\nexcept BaseException:\n    raise ValueError('second')",
-    "import asyncio\nawait asyncio.sleep(0)\nraise Odd('t')", "exec(\"raise Odd('t')\")",
-)  # fmt: skip
-
-RAISED = {"Odd", "ValueError", "BaseExceptionGroup", "ExceptionGroup"}
-ASKED = {"KeyboardInterrupt", "RankExitError", "KeyError", "GeneratorExit"}
-"""Where Python itself asks the error, while the cell runs."""
-
-
-def program(seed: int) -> str:
-    """Return a cell that raises an error of a class with random methods."""
-    chosen = random.Random(seed)
-    lines = [f"class Odd({chosen.choice(BASES)}):", "    pass"]
-    for method in chosen.sample(METHODS, chosen.randint(0, 3)):
-        lines.append(f"    def {method}: {chosen.choice(BODIES)}")
-    for name in chosen.sample(NAMES, chosen.randint(0, 2)):
-        lines += ["    @property", f"    def {name}(self): {chosen.choice(BODIES)}"]
-    return "\n".join([*lines, chosen.choice(WAYS)])
-
-
-@pytest.mark.time_limit(60)
-def test_no_random_error_ends_a_rank(session: Session) -> None:
-    """200 programs: whatever the methods of an error do, its class is named and no rank ends."""
-    session.push(kept=1)
-    for seed in range(200):
-        try:
-            session.run(program(seed))
-        except ParallelError as error:
-            names = {failure.ename for failure in error.failures.values()}
-            assert names <= RAISED | ASKED, program(seed)
-        else:
-            pytest.fail(f"no error: {program(seed)}")
-    assert list(session.pull("kept")) == [1, 1]

@@ -143,12 +143,6 @@ def test_except_star_and_pickle() -> None:
     assert str(again) == str(error)
 
 
-def test_equality_ignores_the_rank() -> None:
-    """Two failures are equal when only rank, time, or pickled bytes differ."""
-    assert failure(0) == failure(1, exception=None, time_ns=5)
-    assert failure(0) != failure(0, KeyError("k"))
-
-
 def test_a_long_text_is_cut_in_the_message_only() -> None:
     """A text of many lines does not flood the message; the traceback has all of it."""
     error = parallel_error.build_parallel_error({0: failure(0, ValueError("first\n" + "x" * 2000))}, {})

@@ -10,10 +10,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
-from nbparallel.session.tasks import outcomes
 
 IN_USE = """
 from nbparallel import sharing
@@ -233,26 +231,3 @@ if rank == 1:
         total = sum(left.values())
         assert len(notes) == bool(left)
         assert not left or notes[0].startswith(f"{total} message{'s' if total > 1 else ''} ")
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(60)
-def test_cells_that_leave_nothing_cost_nothing(monkeypatch: pytest.MonkeyPatch, three_ranks: Session) -> None:
-    """No ring is read, and no rank is sent anything, after a cell whose messages were all received."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("this is for messages that were left")
-
-    monkeypatch.setattr(outcomes, "in_ring", refuse)
-    monkeypatch.setattr(outcomes.UnreceivedMessages, "settle", refuse)
-    x = nbp.share(np.zeros(100_000))
-    three_ranks.run("pass")
-    code = """
-sendrecv(x, (rank + 1) % 3, (rank - 1) % 3)
-total = all_reduce(rank, group=dist.new_group([0, 1])) if rank < 2 else 0
-send(rank, 0)
-[recv() for _ in range(3)] if rank == 0 else None
-barrier()
-"""
-    assert three_ranks.run(code, namespace={"x": x}).notes == ()
-    three_ranks.run("barrier()")
