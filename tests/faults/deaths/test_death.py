@@ -39,24 +39,6 @@ def test_f1_a_rank_killed_while_idle_is_seen_at_once_and_comes_back(promised: Pr
         assert session.run("all_reduce(rank)").values == [3, 3, 3]
 
 
-@pytest.mark.slow
-def test_f1_a_dead_rank_is_called_so_when_the_next_cell_brings_it_back() -> None:
-    """Not when its process is gone and nobody has told the session: that cell would fail by the death."""
-    with Session(2) as session:
-        session.run("pass")
-        found = session.statistics()
-        os.kill(found.supervisor_pid, signal.SIGSTOP)
-        try:
-            os.kill(found.ranks[1].pid, signal.SIGKILL)
-            wait_until(lambda: not runs(found.ranks[1].pid))
-            told = session.statistics().ranks[1].state
-        finally:
-            os.kill(found.supervisor_pid, signal.SIGCONT)
-        assert told != "dead"
-        wait_until(lambda: session.statistics().ranks[1].state == "dead")
-        assert session.run("rank").values == [0, 1]
-
-
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.2])
 def test_f2_a_rank_killed_while_it_computes(delay: float, promised: Promised) -> None:

@@ -160,42 +160,6 @@ def test_the_janitors_own_death(kill: Callable[[Session, int], None]) -> None:
     nbp.sharing.current_store().drain()
 
 
-class Deadly(dict[str, object]):
-    """A namespace in which a look-up kills a process."""
-
-    pid = 0
-
-    def kill(self) -> None:
-        """Kill it, once."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            wait_until(lambda: has_ended(self.pid), lambda: self.pid)
-            self.pid = 0
-
-    def __contains__(self, name: object) -> bool:
-        self.kill()
-        return super().__contains__(name)
-
-    def __getitem__(self, name: str) -> object:
-        self.kill()
-        return super().__getitem__(name)
-
-
-@pytest.mark.slow
-def test_the_janitor_dies_while_names_are_on_their_way() -> None:
-    """The cell says who died, rather than which socket was closed; the next one runs on new ranks."""
-    names = Deadly(x=np.ones(50_000), np=np)
-    with Session(2) as session:
-        session.run("rank")
-        names.pid = session.statistics().supervisor_pid
-        with pytest.raises(SupervisorDiedError):
-            session.run("x.sum()", namespace=names)
-        assert names.pid == 0
-        assert session.run("float(x.sum())", namespace=names).values == [50_000.0] * 2
-    del names
-    nbp.sharing.current_store().drain()
-
-
 OWNER = """
 import json, os, signal, sys, numpy as np, nbparallel as nbp
 x = nbp.share(np.ones(50_000), strategy="file_system")

@@ -13,30 +13,9 @@ from traitlets.config import Config
 from nbparallel.channel import Channel
 from nbparallel.session import Session
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.names.delivery import NameDelivery
-from nbparallel.session.processes import supervisor_client as supervisor_processes
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.rank_handle import EventLoop, RankHandle
-from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.testing.processes import family
 from nbparallel_magics.state import NbParallel, PrestartedSupervisor
-
-START = {
-    "before the supervisor": (SupervisorLaunch, "__init__"),
-    "the supervisor": (SupervisorClient, "__init__"),
-    "a rank": (SupervisorClient, "spawn"),
-    "waiting": (RankPool, "next_event"),
-    "the end of the start": (NameDelivery, "connect"),
-}
-STOP = {
-    "the beginning": (RankPool, "stop"),
-    "the supervisor": (SupervisorClient, "stop"),
-    "what ranks had started": (supervisor_processes, "kill_by_session_mark"),
-    "watching ranks go": (RankPool, "wait_for_ranks"),
-    "the thread": (EventLoop, "stop"),
-    "the sockets": (RankHandle, "close"),
-}
 
 
 def press_at(monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str], presses: int = 1) -> list[int]:
@@ -58,42 +37,6 @@ def press_at(monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str], presses: i
 def processes() -> list[str]:
     """Return what this run has started and is there."""
     return [str(record) for record in family(os.getpid(), os.environ["NBP_TEST_RUN"])]
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(cover=())
-@pytest.mark.time_limit(60)
-@pytest.mark.parametrize("where", START)
-def test_f23_an_interrupt_while_ranks_start(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """The start is cancelled and nothing of it is there, or it was done already; the next one works."""
-    session = Session(2)
-    with monkeypatch.context() as patched:
-        pressed = press_at(patched, START[where])
-        with pytest.raises(KeyboardInterrupt):
-            session.start()
-        assert pressed
-    assert session.started == (where == "the end of the start")
-    if not session.started:
-        assert processes() == []
-    with session:
-        assert session.run("all_reduce(1)").values == [2, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.matrix(cover=())
-@pytest.mark.time_limit(60)
-@pytest.mark.parametrize("where", STOP)
-def test_f23_interrupts_while_ranks_are_stopped(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """However often it is pressed, and wherever: all is gone, and then it raises."""
-    session = Session(1)
-    session.start()
-    with monkeypatch.context() as patched:
-        pressed = press_at(patched, STOP[where], presses=3)
-        with pytest.raises(KeyboardInterrupt):
-            session.stop()
-        assert pressed
-    assert processes() == []
-    session.stop()
 
 
 def test_f23_presses_that_wait_are_not_lost() -> None:

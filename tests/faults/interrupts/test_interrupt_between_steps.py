@@ -7,13 +7,8 @@ run: where SIGINT raises there, no lock and no handler may be left behind.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
-import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,76 +149,3 @@ def test_f23_a_press_at_instructions_of_the_first_start(sampled: Any) -> None:
             assert processes() <= before
         with session:
             check(session)
-
-
-PRESSER = """
-import mmap, os, signal, sys, time
-pid, done = os.getppid(), mmap.mmap(int(sys.argv[1]), 4096)
-for number, line in enumerate(sys.stdin, 1):
-    due = float(line)
-    while time.monotonic() < due:
-        pass
-    os.kill(pid, signal.SIGINT)
-    done[:8] = number.to_bytes(8, "little")
-"""
-
-
-def _pass_by(*_: object) -> None:
-    """Stand in for the handler once a call has ended: a press that comes then is not of interest."""
-
-
-class Presser:
-    """A process that presses Ctrl-C for this one at a given time, to some microseconds."""
-
-    def __init__(self) -> None:
-        fd = os.memfd_create("nbp-test-presses")
-        os.ftruncate(fd, 4096)
-        self._done = mmap.mmap(fd, 4096)
-        self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PRESSER, str(fd)],
-            stdin=subprocess.PIPE,
-            pass_fds=[fd],
-            start_new_session=True,
-        )
-        os.close(fd)
-        self._count = 0
-
-    def run(self, function: Callable[[], object], after: float) -> None:
-        """Call `function`, with a press `after` seconds from now; return when it has come."""
-        assert self._popen.stdin is not None
-        self._count += 1
-        line = f"{time.monotonic() + 1e-4 + after}\n".encode()
-        try:
-            os.write(self._popen.stdin.fileno(), line)  # no buffer: the press may come before this returns
-            function()
-            signal.signal(signal.SIGINT, _pass_by)
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, _pass_by)
-        while int.from_bytes(self._done[:8], "little") < self._count:
-            time.sleep(0.0001)
-        assert signal.signal(signal.SIGINT, signal.default_int_handler) is _pass_by
-
-    def close(self) -> None:
-        """End the process."""
-        self._popen.kill()
-        self._popen.communicate()
-        self._done.close()
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(300)
-def test_f20_presses_at_the_begin_and_the_end_of_run(session: Session, sampled: Any) -> None:
-    """2000 presses within 0.3 ms of either; the session is free after each."""
-    chance = random.Random(13)
-    began = time.monotonic()
-    for _ in range(20):
-        session.run("1")
-    took = (time.monotonic() - began) / 20
-    presser = Presser()
-    try:
-        for number in sampled(range(2000), one_in=5):  # an odd step: either end
-            after = chance.uniform(-1e-4, 3e-4) + (took - 2e-4 if number % 2 else 0.0)
-            presser.run(lambda: session.run("1"), max(0.0, after))
-            check(session)
-    finally:
-        presser.close()

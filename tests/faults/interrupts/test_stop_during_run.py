@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from nbparallel.session import session as sessions
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.session.tasks.dispatch import TaskDispatcher
@@ -81,29 +79,3 @@ def test_f23_stop_while_another_thread_runs(
     assert not session.started
     with pytest.raises(ClosedError, match="make a new one"):
         session.run("1")
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(60)
-def test_f23_a_rank_is_not_started_again_for_a_session_that_was_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its template died with the session, before the fork: neither a process nor a socket is made for it."""
-    session, next_event = Session(1), RankPool.next_event
-    stopping: list[threading.Thread] = []
-
-    def stop_first(pool: RankPool, timeout: float | None) -> object:
-        if not stopping:
-            stopping.append(threading.Thread(target=session.stop))
-            stopping[0].start()
-            stopping[0].join()
-            handle = pool.handles[0]
-            handle.death, handle.ready = RankDeath(0, None, 9, False, time.monotonic()), False
-            return handle, handle.death
-        return next_event(pool, timeout)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RankPool, "next_event", stop_first)
-        with pytest.raises(ClosedError, match="make a new one"):
-            session.run("x = 1", namespace={})
-    assert list(family(os.getpid(), os.environ["NBP_TEST_RUN"])) == []

@@ -198,17 +198,3 @@ def test_f82_three_names_in_a_row(named: Strategy, tmp_path: Path, monkeypatch: 
         named.create(5000, None, announced.append)
     assert [os.path.basename(path) for path in announced] == taken
     assert sorted(path.name for path in folder.iterdir()) == sorted(taken)
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(60)
-def test_f82_ten_thousand_names(named: Strategy, tmp_path: Path) -> None:
-    """A folder full of names like ours is no obstacle, and none of them goes."""
-    folder = tmp_path / "names"
-    for number in range(10_000):
-        (folder / f"nbp_{number:010d}_b".translate(str.maketrans("0189", "wxyz"))).touch()
-    sources = [named.create(5000) for _ in range(20)]
-    assert len(list(folder.iterdir())) == 10_020
-    for source in sources:
-        source.close()
-    assert len(list(folder.iterdir())) == 10_000

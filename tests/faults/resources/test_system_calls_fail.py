@@ -7,16 +7,13 @@ import os
 import select
 import socket
 import time
-from collections import deque
 
 import pytest
 
 from nbparallel.channel import Channel
 from nbparallel.channel import channel as channels
-from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError, StrategyUnavailableError
+from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError
 from nbparallel.session import Session
-from nbparallel.sharing import Access
-from nbparallel.sharing.strategies import registry
 from nbparallel.supervisor.clients import Outbox, take
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
@@ -102,27 +99,6 @@ def test_the_supervisor_tries_again(pair):
     assert take(pair[0]) is None, "the peer is told"
 
 
-def test_advice_that_is_not_taken_changes_nothing(monkeypatch):
-    """A system that refuses MADV_DONTDUMP, which is asked for, shares memory all the same."""
-    asked = []
-
-    class Unknown:
-        """No advice that any system knows."""
-
-        def __index__(self) -> int:
-            asked.append(self)
-            return 9999
-
-    monkeypatch.setattr("mmap.MADV_DONTDUMP", Unknown())
-    strategy = registry.find_strategy("file_descriptor")
-    source = strategy.create(5, memoryview(b"bytes"))
-    mapping = strategy.map(source, Access.WRITE)
-    assert asked, "the advice was not given"
-    assert bytes(mapping.root(deque())[:5]) == b"bytes"
-    mapping.unmap()
-    source.close()
-
-
 @pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("waiting", [False, True])
@@ -166,15 +142,6 @@ def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
                 sock.shutdown(socket.SHUT_RDWR)
             wait_until(lambda: rank_pool(session).lost)
             assert session.run("all_reduce(rank)").values == [1, 1]
-
-
-def test_a_reason_that_passes(monkeypatch):
-    """A strategy that cannot be used at one moment only is refused with the reason it gave."""
-    reasons = iter(["no directory"])
-    strategy = type(registry.find_strategy("file_system"))
-    monkeypatch.setattr(strategy, "unavailable_reason", property(lambda self: next(reasons, None)))
-    with pytest.raises(StrategyUnavailableError, match="no directory"):
-        registry.find_strategy("file_system")
 
 
 def test_polling_passes_over_a_want_of_memory(pair):
