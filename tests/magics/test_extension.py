@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from typing import Any
 
 import pytest
@@ -53,37 +52,6 @@ def test_an_interrupt_while_ranks_are_brought_up(notebook: Any, monkeypatch: pyt
     assert not notebook.session.calls
     assert notebook.run("%%parallel -n 2\n1").error is None
     assert notebook.session.calls
-
-
-def test_load_and_unload_leave_nothing(notebook: Any) -> None:
-    """50 times load, load again, cell, unload: hooks, magics and threads stay as many (F70)."""
-    import nbparallel_magics
-
-    shell = notebook.shell
-    nbparallel_magics.unload(shell)
-
-    def state() -> tuple[Any, ...]:
-        events = {name: len(found) for name, found in shell.events.callbacks.items()}
-        magics = {kind: sorted(found) for kind, found in shell.magics_manager.magics.items()}
-        return (
-            events,
-            magics,
-            len(shell.configurables),
-            tuple(shell.custom_exceptions),
-            sorted(shell.magics_manager.registry),
-            threading.active_count(),
-        )
-
-    before = state()
-    for _ in range(50):
-        nbparallel_magics.load(shell)
-        nbparallel_magics.load(shell)
-        assert notebook.run("%%parallel -n 2\nx").error is None
-        nbparallel_magics.unload(shell)
-        nbparallel_magics.unload(shell)
-    assert state() == before
-    assert all(session.closed for session in notebook.sessions.made)
-    assert notebook.run("%parallel x").error is not None
 
 
 def test_a_custom_exception_handler_keeps_working(notebook: Any) -> None:

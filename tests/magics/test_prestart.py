@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import nbparallel_magics
 from nbparallel.errors import StartError
-from nbparallel_magics.state import RENEWALS, NbParallel, PrestartedSupervisor
 from tests.harness.kernel import Kernel
 
 pytestmark = pytest.mark.time_limit(90)
@@ -158,46 +156,6 @@ def test_it_can_be_switched_off(kernel: Kernel) -> None:
     until_ready(kernel)
     kernel.run("%config NbParallel.warm = False")
     assert kernel.descendants() == []
-
-
-class FakeIgnition:
-    """Stands in for a supervisor; never current."""
-
-    made = 0
-    there = 0
-
-    def __init__(self, start_method: str) -> None:
-        FakeIgnition.made += 1
-        FakeIgnition.there += 1
-
-    def is_current(self, start_method: str) -> bool:
-        """Tell that something has changed."""
-        return False
-
-    def terminate(self) -> None:
-        """End."""
-        FakeIgnition.there -= 1
-
-
-@pytest.fixture
-def configuration() -> NbParallel:
-    """Return the defaults."""
-    return NbParallel(config=Config())
-
-
-def test_what_changes_all_the_time_is_not_followed(
-    monkeypatch: pytest.MonkeyPatch, configuration: NbParallel
-) -> None:
-    """After a few renewals nothing waits any more: the first cell starts what it needs."""
-    monkeypatch.setattr("nbparallel.session.processes.launch.SupervisorLaunch", FakeIgnition)
-    monkeypatch.setattr(FakeIgnition, "made", 0)
-    prestarted = PrestartedSupervisor(configuration)
-    prestarted.start()
-    for _ in range(RENEWALS + 3):
-        prestarted.renew_if_stale()
-    assert FakeIgnition.made == RENEWALS + 1
-    assert FakeIgnition.there == 0
-    assert prestarted.take() is None
 
 
 def test_what_cannot_be_started_is_no_error_yet(

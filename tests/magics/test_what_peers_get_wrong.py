@@ -112,45 +112,6 @@ def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.fault("F1", "F2")
-def test_a_killed_rank_comes_back_under_its_number(shared_kernel: Kernel) -> None:
-    """Killed in a cell or between two: the next cell works, on the same numbers, and says what is gone."""
-    kernel = with_ranks(shared_kernel, 3)
-    before = pids(kernel, 3)
-    cell = kernel.begin(
-        "%%parallel\nimport os, signal\nprint('said before', flush=True)\n"
-        "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nall_reduce(rank)"
-    )
-    outcome = cell.wait()
-    assert re.search(
-        r"RankDiedError: rank 1 .* line 4, was killed by SIGKILL.*ranks 0, 2 were released", outcome.evalue
-    )
-    assert "said before" in text(outcome)
-    again = kernel.run("%%parallel\nrank, all_reduce(rank), globals().get('kept')")
-    assert text(again).count("without its variables") == 1
-    assert text(again).endswith("Out[rank 0]: (0, 3, 7)\nOut[rank 1]: (1, 3, None)\nOut[rank 2]: (2, 3, 9)\n")
-    kernel.run("%rank 1 kept = rank + 7")
-    kernel.run(f"import os, signal, time; os.kill({before[2]}, signal.SIGKILL); time.sleep(0.5)")
-    idle = kernel.run("%%parallel\nrank, all_reduce(rank), globals().get('kept')")
-    assert "rank 2 was killed by SIGKILL" in text(idle)
-    assert text(idle).endswith("Out[rank 0]: (0, 3, 7)\nOut[rank 1]: (1, 3, 8)\nOut[rank 2]: (2, 3, None)\n")
-    assert kernel.run("%rank 2 kept = rank + 7").status == "ok"
-    assert pids(kernel, 3)[0] == before[0]
-
-
-@pytest.mark.slow
-def test_an_error_does_not_leave_others_waiting(shared_kernel: Kernel) -> None:
-    """One rank raises while others wait for it or compute: the cell ends, with what was printed before."""
-    kernel = with_ranks(shared_kernel)
-    before = pids(kernel)
-    for waiting in ("barrier()", "import time; time.sleep(600)", "while True: pass"):
-        outcome = kernel.run(f"%%parallel\nprint('before', rank)\nif rank == 1:\n    1 / 0\n{waiting}")
-        assert outcome.evalue == "ZeroDivisionError on rank 1, line 4: division by zero (rank 0 was released)"
-        assert text(outcome) == "[rank 0] before 0\n[rank 1] before 1\n"
-        assert pids(kernel) == before
-
-
-@pytest.mark.slow
 def test_uneven_outputs_are_each_ranks_own(shared_kernel: Kernel) -> None:
     """As many prints, displays and values as a rank has, in rank order; who has none has no label."""
     kernel = with_ranks(shared_kernel, 3)
@@ -167,31 +128,3 @@ def test_uneven_outputs_are_each_ranks_own(shared_kernel: Kernel) -> None:
     assert places == sorted(places)
     assert shown.endswith("Out[rank 1]: 1\n")
     assert len(pids(kernel, 3)) == 3
-
-
-@pytest.mark.slow
-def test_ranks_come_go_and_restart(shared_kernel: Kernel) -> None:
-    """`-n` adds ranks and takes idle ones away; a restart of one leaves the others as they are."""
-    kernel = with_ranks(shared_kernel)
-    before = pids(kernel)
-    grown = kernel.run("%%parallel -n 4\nall_reduce(1), globals().get('kept')")
-    assert text(grown) == (
-        "[nbparallel] 4 ranks from now on\n"
-        "Out[rank 0]: (4, 7)\nOut[rank 1]: (4, 8)\nOut[ranks 2-3]: (4, None)\n"
-    )
-    kernel.run("%rank 3 mine = 1")
-    refused = kernel.run("%%parallel -n 2\n1")
-    assert refused.ename == "UsageError"
-    assert "rank 3 would be ended and holds variables (rank 3: mine)" in refused.evalue
-    assert "-r" in refused.evalue
-    offered = re.search("`(%rank .*?)`", refused.evalue)
-    assert offered is not None, refused.evalue
-    assert kernel.run(offered[1]).status == "ok"
-    shrunk = text(kernel.run("%%parallel -n 2\nworld_size, all_reduce(1)"))
-    assert shrunk == "[nbparallel] 2 ranks from now on\nOut[ranks 0-1]: (2, 2)\n"
-    assert pids(kernel) == before
-    assert text(kernel.run("%parallel_restart -r 1")) == "rank 1 restarted, without variables\n"
-    assert text(kernel.run("%parallel 'kept' in globals()")) == "Out[rank 0]: True\nOut[rank 1]: False\n"
-    kernel.run("%rank 1 kept = rank + 7")
-    after = pids(kernel)
-    assert (after[0], after[1] != before[1]) == (before[0], True)

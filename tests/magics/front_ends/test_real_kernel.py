@@ -272,20 +272,6 @@ def test_load_and_unload_many_times(kernel: Kernel, times: int) -> None:
 
 
 @pytest.mark.slow
-def test_two_kernels_do_not_meet(kernel: Kernel) -> None:
-    """Two kernels have sessions of their own: stopping or killing one does not touch the other (F71)."""
-    with Kernel() as other:
-        for one in (kernel, other):
-            loaded(one)
-            one.run("%%parallel -n 2\nx = rank")
-        mine = {record.pid for record in kernel.descendants()}
-        assert not mine & {record.pid for record in other.descendants()}
-        other.kill()
-        assert text(kernel.run("%parallel x")) == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
-        assert {record.pid for record in kernel.descendants()} == mine
-
-
-@pytest.mark.slow
 def test_status_and_stop(kernel: Kernel) -> None:
     """`%parallel_status` is a table as text and as HTML; `%parallel_stop` leaves no process."""
     loaded(kernel)

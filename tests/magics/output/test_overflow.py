@@ -184,17 +184,3 @@ def test_what_a_killed_kernel_left_is_removed(tmp_path: Path) -> None:
     assert {name for name, folder in made.items() if folder.is_dir()} == {"living", "nobody", "link"}
     os.close(living)
     assert (made["living"] / "output-1.log").exists()
-
-
-def test_loading_looks_for_what_killed_kernels_left(logs: LogFolder, shell: InteractiveShell) -> None:
-    """`%load_ext` starts the look, without waiting for it, only where there is something."""
-    folder = Path(logs.new_log()).parent
-    if reason := locked_names.unseen_reason(str(folder)):
-        pytest.skip(f"{folder}: {reason}, so nothing is removed there")
-    (folder / ".lock").unlink()
-    (folder / ".lock").touch()  # nobody has this one locked
-    nbparallel_magics.load(shell)
-    nbparallel_magics.unload(shell)
-    for thread in [t for t in log_folder.threading.enumerate() if t.name == "nbparallel-old-logs"]:
-        thread.join()
-    assert not folder.exists()

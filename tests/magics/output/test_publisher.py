@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shutil
@@ -14,7 +13,7 @@ import pytest
 
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.layout import Screen
-from nbparallel_magics.output.publisher import KernelPublisher, NotebookOutput, PlainPublisher
+from nbparallel_magics.output.publisher import KernelPublisher, PlainPublisher
 
 
 class Kernel:
@@ -74,34 +73,6 @@ def test_a_cell_that_shows_nothing_waits_for_nobody(monkeypatch: pytest.MonkeyPa
     assert kernel.happened == []
 
 
-def test_clearing_first_hears_what_the_notebook_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a line that the notebook has printed, but not sent, would be taken for shown, and cleared."""
-    kernel = kernel_here(monkeypatch)
-    notebook: Any = SimpleNamespace(
-        forget_of=lambda _: kernel.happened.append("look") or [],
-        sending_for=lambda _: contextlib.nullcontext(),
-    )
-    KernelPublisher(kernel, {}, notebook).clear(then_more=False)
-    assert kernel.happened == ["flush of stdout", "flush of stderr", "look", "clear_output"]
-
-
-def test_lines_that_change_are_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shown once, then updated; a new one after the last state, and after the page was cleared."""
-    kernel = kernel_here(monkeypatch)
-    publisher = KernelPublisher(kernel, {})
-    for text in ("1 %", "2 %"):
-        publisher.live(text, last=False)
-    publisher.live("100 %", last=True)
-    publisher.live("next", last=False)
-    publisher.clear(then_more=True)
-    publisher.live("again", last=False)
-    sent = [what for what in kernel.happened if not what.startswith("flush")]
-    assert sent == [
-        "display_data", "update_display_data", "update_display_data",
-        "display_data", "clear_output", "display_data",
-    ]  # fmt: skip
-
-
 class Terminal(io.StringIO):
     """A terminal of 20 columns and 4 lines."""
 
@@ -143,19 +114,3 @@ def test_lines_that_change_stay_below_in_a_terminal(monkeypatch: pytest.MonkeyPa
     assert terminal.lines() == ["before", "text", "no end, now", "x" * 30, "after"]
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert not publisher.can_live
-
-
-def test_of_a_display_the_last_update_is_kept() -> None:
-    """What a live panel replaces five times a second is shown once when its cell is shown again."""
-    cell = {"header": {"msg_id": "cell"}}
-    kernel = SimpleNamespace(session=SimpleNamespace(send=lambda *_: None))
-    kept = NotebookOutput(kernel)
-    kept.install()
-    kept.begin_cell(cell)
-    for i in range(3):
-        for name in ("panel", "other"):
-            content = {"data": {"text/plain": f"{name} {i}"}, "transient": {"display_id": name}}
-            kernel.session.send(None, "update_display_data", content, cell)
-        kernel.session.send(None, "stream", {"name": "stdout", "text": str(i)}, cell)
-    texts = [content.get("text") or content["data"]["text/plain"] for _, content in kept.forget_of("another")]
-    assert texts == ["panel 2", "other 2", "0", "1", "2"]

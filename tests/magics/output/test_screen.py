@@ -51,50 +51,6 @@ def test_the_lines_are_those_that_a_terminal_shows_last(text: str, lines: list[s
     assert [line.text for line in ended] + [begun] * bool(begun) == lines
 
 
-def test_lines_settle_when_the_cursor_has_left_them() -> None:
-    """At the second look; where the cursor has gone up before, after a second, since it may again."""
-    screen = Screen()
-    screen.feed("\r0%\r100%\nplain\nbegun")
-    assert screen.settle() == []
-    assert [(line.text, line.redrawn) for line in screen.settle()] == [("100%", True), ("plain", False)]
-    assert [line.text for line in screen.live] == ["begun"]
-    screen.feed(f"\n\r0%{UP}\r9%\n")
-    counts = [len(screen.settle()) for _ in range(20)]
-    assert sum(counts) == 1
-    assert counts.index(1) >= 10
-
-
-def test_a_bar_below_is_not_settled_while_it_is_drawn() -> None:
-    """``tqdm(position=1)``, looked at whenever the cursor is down and whenever it is up."""
-    screen = Screen()
-    screen.feed(f"\n\r00{UP}")
-    for state in range(1, 40):
-        for text, shown in (("\n", state - 1), (f"\r{state:02}", state), (UP, state)):
-            screen.feed(text)
-            assert screen.settle() == []
-            assert [line.text for line in screen.live] == [f"{shown:02}"]
-
-
-def test_a_bar_that_has_ended_leaves_nothing_below() -> None:
-    """Tqdm draws the end of a bar at position 2 on the first line, and leaves what stood below."""
-    screen = Screen()
-    screen.feed(f"\n\n\r95%{UP}{UP}\r100%\n")
-    screen.settle()
-    screen.settle()
-    assert [line.text for line in screen.live] == ["100%"]
-
-
-def test_what_stays_is_as_good_as_new() -> None:
-    """When all lines have settled, the stream is an ordinary one again."""
-    screen = Screen()
-    assert screen.is_idle
-    screen.feed("\r0%\r100%\n")
-    assert not screen.is_idle
-    screen.settle()
-    screen.settle()
-    assert screen.is_idle
-
-
 def test_only_what_moves_the_cursor_is_drawn() -> None:
     """Colours and ends of lines are ordinary text."""
     assert not moves_cursor("a\r\nb\x1b[31mred\x1b[0m\ttab\n")
