@@ -90,7 +90,10 @@ def test_what_a_child_inherited_is_not_used_again(tmp_path: Path, method: str) -
         process = ctx.Process(target=look, args=(arrays, go, there))
         process.start()
         arrays.clear()
-        others = [nbp.full((400, 400), 3.0) for _ in range(4)] + [nbp.full(100, 4.0) for _ in range(50)]
+        others = []
+        for _ in range(20):
+            time.sleep(0.01)  # for what the supervisor says of memory that no process uses
+            others += nbp.full((400, 400), 3.0), nbp.full(100, 4.0)
         go.set()
         assert here.recv() == [(1, 1), (2, 2)]
         process.join()
