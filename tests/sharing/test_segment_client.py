@@ -13,6 +13,7 @@ from nbparallel.errors import ChannelClosedError, SegmentLostError
 from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.segments import (
+    Drop,
     Fetched,
     Freed,
     Idle,
@@ -52,6 +53,21 @@ def test_a_closed_session_is_told_at_once(ends):
         client.notices()
     with pytest.raises(ChannelClosedError):
         client.send(Release(segment_id(0, 1)))
+
+
+def test_notices_come_in_between(ends):
+    """What comes unasked during a fetch is kept; what it said about this segment before is invalid."""
+    client, other = ends
+    mine, another = segment_id(1, 1), segment_id(1, 2)
+    source = FileDescriptorStrategy().create(4096)
+    for segment in (mine, another):
+        other.send(Kind.IDLE, Idle(segment).pack())
+    other.send(Kind.FETCHED, Fetched(mine, 4096, True).pack(), fds=[source.fd], sequence=1)
+    os.close(client.fetch(mine, writable=True))
+    other.send(Kind.DROP, Drop(mine).pack())
+    assert client.notices() == (Idle(another), Drop(mine))
+    assert client.notices() == ()
+    source.close()
 
 
 @pytest.mark.time_limit(10)

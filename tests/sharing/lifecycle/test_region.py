@@ -90,6 +90,24 @@ def test_a_loop_does_not_grow(strategy):
     store.close()
 
 
+def test_what_was_shown_is_not_used_again(exchange):
+    """Another process may still look at an array that its maker has dropped."""
+    store, other = exchange.store(0), exchange.store(1)
+    keep = store.zeros(100, strategy="file_descriptor")
+    array = store.zeros(100, strategy="file_descriptor")
+    array[:] = 7
+    handle, address = store.handle(array), array.ctypes.data
+    there = other.attach(handle)
+    del array
+    others = [store.empty(100, strategy="file_descriptor") for _ in range(1000)]
+    for one in others:
+        one[:] = 0
+    assert there.tolist() == [7] * 100
+    back = store.attach(other.handle(there))
+    assert back.ctypes.data == address
+    del back, keep, others, there
+
+
 @pytest.mark.slow
 def test_ten_arrays_cost_a_megabyte():
     """The first region is small, the next ones hold as much as all before, up to 16 MiB."""

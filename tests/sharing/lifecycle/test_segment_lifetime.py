@@ -55,6 +55,32 @@ def test_memory_is_reused_under_a_new_id(store):
     assert other.ctypes.data != address
 
 
+def test_others_keep_the_memory_from_being_reused(exchange):
+    """A segment that a rank still looks at is not reused when its maker has let it go."""
+    k, r = exchange.store(0), exchange.store(1)
+    array = k.zeros(1000)
+    array[:] = 1
+    handle = k.handle(array)
+    there = r.attach(handle)
+    address = array.ctypes.data
+    del array
+    k.drain()
+    other = k.zeros(1000)
+    other[:] = 2
+    assert other.ctypes.data != address
+    assert there[0] == 1
+    back = k.attach(r.handle(there))
+    assert back.ctypes.data == address
+    assert back[0] == 1
+    del back
+    k.drain()
+    del there
+    r.drain()
+    assert k.zeros(1000).ctypes.data == address
+    with pytest.raises(SegmentLostError):
+        r.attach(handle)
+
+
 def test_arrays_outlive_the_session(exchange, before):
     """After a session has ended its arrays are readable, and the notebook's own still shareable."""
     k, r = exchange.store(0), exchange.store(1)
