@@ -37,8 +37,11 @@ QUICK, REST, ALL = "quick", "rest", "all"
 REST_SHARE = 16
 """Of slow tests, and of the cases that the quick tier leaves out of a matrix, the rest is one in so many: on
 two slow cores that is what `.ci/run` has time for."""
-BESIDE = ("architecture", "cluster", "docs", "harness", "distributed/models", "distributed/races")
-"""Folders of tests that say nothing of a cell without a flag or several hosts."""
+BESIDE = (
+    "architecture", "cluster", "docs", "harness", "multiprocessing",
+    "distributed/bootstrap", "distributed/models", "distributed/races",
+)  # fmt: skip
+"""Folders of tests that say nothing of a cell without a flag, several hosts, or processes of one's own."""
 QUICK_EXAMPLES = 20
 """Examples of hypothesis for one test of the quick tier."""
 _TESTS = Path(__file__).parents[1]

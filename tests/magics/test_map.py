@@ -16,6 +16,7 @@ def files_in(outcome: CellOutcome) -> list[str]:
     return re.findall(r"File .*?([\w]+\.py)", re.sub(r"\x1b\[[0-9;]*m", "", "".join(outcome.traceback)))
 
 
+@pytest.mark.slow
 def test_the_notebook_s_ranks_do_it(shared_kernel: Kernel) -> None:
     """The ranks of the last cell do it; a function reads the notebook's globals; the results are in order."""
     kernel = shared_kernel

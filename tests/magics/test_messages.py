@@ -41,6 +41,7 @@ def test_a_lone_surrogate_leaves_no_cell_without_a_reply(shared_kernel: Kernel) 
     assert kernel.run("%parallel_tb").status == "ok"
 
 
+@pytest.mark.slow
 def test_what_stop_and_a_switch_did_is_one_line(shared_kernel: Kernel) -> None:
     """No table, and no silence."""
     kernel = with_ranks(shared_kernel)

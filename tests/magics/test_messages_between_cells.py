@@ -10,6 +10,7 @@ from tests.magics.cells import printed
 pytestmark = pytest.mark.time_limit(90)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F35")
 def test_messages_do_not_cross_cells(shared_kernel: Kernel) -> None:
     """A line names them and says how they can be kept; after `%config` they are, until it is set back."""

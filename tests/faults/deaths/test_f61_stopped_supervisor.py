@@ -12,6 +12,7 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, RankDiedError
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_f61_deaths_during_a_stop_are_told_after_it() -> None:
     """Ranks talk while their supervisor is stopped; a death in that time is seen when it goes on."""

@@ -33,6 +33,7 @@ def losing_the_next_signal(pid: int) -> Iterator[None]:
     assert libc.ptrace(DETACH, pid, None, None) == 0
 
 
+@pytest.mark.slow
 def test_a_death_whose_signal_was_lost_is_seen_all_the_same() -> None:
     """The supervisor watches each rank's pidfd as well: nobody waits for ever."""
     with Session(2) as session:

@@ -18,6 +18,7 @@ SIGNALS = (
 )
 
 
+@pytest.mark.slow
 def test_f15_the_supervisor_is_not_disturbed_by_signals() -> None:
     """A hundred of each while ranks talk and make memory: the same processes, the right results."""
     with Session(2) as session:

@@ -29,6 +29,7 @@ def in_a_loop(start: Callable[[], object]) -> None:
     asyncio.run(both())
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("where", [in_a_thread, in_a_loop])
 def test_f73_ranks_outlive_the_thread_that_started_them(

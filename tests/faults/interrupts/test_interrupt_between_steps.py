@@ -87,7 +87,7 @@ def test_f20_a_press_at_every_instruction(session: Session, name: str, sampled: 
     CALLS[name](session)  # what is imported or cached is so from now on
     numbers = instructions(lambda: CALLS[name](session))
     pressed = 0
-    for number in sampled(numbers, one_in=7):
+    for number in sampled(numbers, one_in=15):
         pressed += press(lambda: CALLS[name](session), number)
         check(session)
     assert pressed, "no press raised"

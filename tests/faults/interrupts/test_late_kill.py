@@ -28,6 +28,7 @@ kept = 1
 """It says that it is there inside of the ``try``: before it, an interrupt would end the cell."""
 
 
+@pytest.mark.slow
 def test_f24_a_rank_that_has_answered_is_not_killed() -> None:
     """An answer that is there counts, also if the thread that waits has not read it yet."""
     notes: list[str] = []

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.testing.waiting import wait_until
@@ -129,23 +128,6 @@ def test_an_exception_of_another_thread_stops_the_ranks(tmp_path: Path) -> None:
             session.run(ENDLESS, namespace={"started": str(started)})
         thread.join()
         check_stopped(session, pids)
-
-
-@pytest.mark.slow
-def test_it_is_raised_though_the_cell_has_failed() -> None:
-    """A time-out in the moment in which a rank fails is not lost, and carries the rank's error."""
-    with Session(2) as session, handled(signal.SIGALRM, give_up):
-        session.run("kept = 100")
-
-        def fail_and_ring(counter: InterruptCounter) -> None:
-            with counter:
-                os.kill(os.getpid(), signal.SIGALRM)
-                raise ParallelError("a rank failed", [ValueError()])
-
-        with pytest.raises(OwnTimeoutError) as caught:
-            fail_and_ring(InterruptCounter())
-        assert isinstance(caught.value.__context__, ParallelError)
-        check_stopped(session, [rank.pid for rank in session.statistics().ranks])
 
 
 @pytest.mark.slow

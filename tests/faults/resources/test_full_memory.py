@@ -198,6 +198,7 @@ finally:
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f40_no_names_left(small: Callable[..., str]) -> None:
     """A folder that is out of file names says so, rather than that it has room."""
@@ -231,6 +232,7 @@ def test_f40_anonymous_memory_does_not_care(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_what_the_notebook_has_dropped_is_free_for_ranks() -> None:
     """On a nearly full tmpfs a rank gets the room of an array that the notebook has deleted."""
@@ -298,6 +300,7 @@ def test_what_other_ranks_keep_for_reuse_is_free_for_a_rank() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f52_a_users_file_on_a_full_disk(tmp_path: Path) -> None:
     """`from_file(mode="w+")` on a full disk raises, and leaves neither a draft nor a half-made file."""

@@ -42,6 +42,7 @@ def script(*kinds: str) -> str:
     return ALL_STRATEGIES.format(kinds=kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_f74_the_first_process_of_a_container_with_64_mb() -> None:
     """No init, root, pid 1, Docker's /dev/shm: everything works, and no process is left when it ends."""

@@ -48,7 +48,6 @@ def prepared(kernel: Kernel) -> Kernel:
     return kernel
 
 
-@pytest.mark.every_kernel
 def test_the_notebook_goes_on_and_the_result_comes_later(shared_kernel: Kernel) -> None:
     """Output lands in the async cell; a second cell is refused in a line; the result shows all once more."""
     kernel = prepared(shared_kernel)

@@ -10,6 +10,7 @@ SETUP = "%load_ext nbparallel\nimport numpy as np\ncounter = np.zeros(2)\n%share
 RACE = "`counter[0]`: ranks 0 and 1 each read and wrote it on line 2"
 
 
+@pytest.mark.slow
 def test_the_report_stands_below_the_cell(any_kernel: Kernel) -> None:
     """As text and as HTML, after output; also below a cell that failed, and none without the flag."""
     any_kernel.run(SETUP, timeout=40)

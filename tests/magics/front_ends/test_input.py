@@ -15,7 +15,6 @@ def still_there(kernel: Kernel) -> bool:
     return printed(kernel.run("%parallel kept")) == "Out[rank 0]: 7\nOut[rank 1]: 8\n"
 
 
-@pytest.mark.every_kernel
 def test_one_rank_asks_and_gets_the_answer(shared_kernel: Kernel) -> None:
     """The prompt names the rank, ``getpass`` hides the answer, questions one after the other are fine."""
     kernel = with_ranks(shared_kernel)

@@ -16,6 +16,7 @@ def shown(kernel: Kernel, code: str) -> str:
     return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
 
 
+@pytest.mark.slow
 def test_names_of_ranks_have_help_in_the_notebook(shared_kernel: Kernel) -> None:
     """Operations and the other predefined names, before ranks run as well; what ranks assigned, by its type.
 

@@ -28,6 +28,7 @@ def loaded(kernel: Kernel, *, prestarted: bool = True) -> Kernel:
     return kernel
 
 
+@pytest.mark.slow
 def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     """`%parallel_segments` starts no rank; with ranks it names who uses which name, view and strategy."""
     loaded(kernel, prestarted=False)

@@ -4,14 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from nbparallel.supervisor.sweep import remove_leftovers
 from nbparallel.testing.waiting import wait_until
-from nbparallel.wire.identity import process_state
 
 ROOT = """
 import os, signal, sys
@@ -38,36 +35,6 @@ def test_it_goes_with_a_root_that_is_killed(number, tmp_path, promised):
         process.send_signal(number)
         with promised(1.0):
             wait_until(lambda: not list(tmp_path.iterdir()), lambda: sorted(tmp_path.rglob("*")))
-
-
-HALF_ENDED = """
-import ctypes, os, platform, sys, threading
-threading.Thread(target=lambda: os._exit(len(sys.stdin.read()))).start()
-number = {"x86_64": 60}.get(platform.machine(), 93)  # exit(2) ends a thread; that of libc would end all
-ctypes.CDLL(None).syscall(number, 0)
-"""
-
-
-def test_it_goes_with_a_root_whose_threads_end_one_by_one(tmp_path):
-    """Its children have another parent then, but its pidfd reports nothing until the last one has ended."""
-    folder = tmp_path / "pymp-test"
-    folder.mkdir()
-    with subprocess.Popen([sys.executable, "-c", HALF_ENDED], stdin=subprocess.PIPE) as root:
-        pidfd = os.pidfd_open(root.pid)
-        try:
-            wait_until(lambda: (state := process_state(root.pid)) and state.letter == "Z")
-            options = {"pid": root.pid, "folder": str(folder)}
-            remover = threading.Thread(target=remove_leftovers, args=(options, pidfd))
-            remover.start()
-            remover.join(0.2)
-            assert remover.is_alive(), "it has not waited"
-            assert folder.exists()
-            assert root.stdin is not None
-            root.stdin.close()
-            remover.join()
-            assert not folder.exists()
-        finally:
-            os.close(pidfd)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ def full_collections(session: Session) -> int:
     return int(session.run("gc.get_stats()[2]['collections']").values[0])
 
 
+@pytest.mark.slow
 def test_a_cell_that_imports_much_ends_with_a_full_collection() -> None:
     """It is due soon, and takes 13 ms after matplotlib: then every rank does it before it reports."""
     with Session(1) as session:

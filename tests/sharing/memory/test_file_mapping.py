@@ -97,6 +97,7 @@ def run(script):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
 
 
+@pytest.mark.slow
 def test_a_limit_of_private_memory():
     """It does not count shared memory: what takes the file's place for a moment is not needed."""
     run(

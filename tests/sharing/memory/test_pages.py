@@ -56,6 +56,7 @@ def test_huge_pages_are_asked_for_where_they_are_offered(monkeypatch, mode):
     store.close()
 
 
+@pytest.mark.slow
 def test_huge_pages_where_they_really_are():
     """On a tmpfs that offers them a large segment consists of huge pages, for its maker and for others."""
     reason = missing_reason()
