@@ -342,7 +342,7 @@ def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskRepor
     variables = state.variables
     if isinstance(task, CellTask):
         _run_cell(state, task, report)
-    elif isinstance(task, CallTask) and task.by_item:
+    elif isinstance(task, CallTask) and task.items >= 0:
         _map_items(state, task, fds[0], report)
     elif isinstance(task, CallTask):
         function, args = _load(state, task.call)

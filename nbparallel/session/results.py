@@ -306,6 +306,8 @@ class CellClock:
     """The line of the cell on which it did; 0 unknown."""
     failed_between: str = ""
     """What went wrong between ranks, in a line; empty if it failed on that rank alone."""
+    items: int = 0
+    """How many items a function is mapped over; 0: it is no map."""
 
     @property
     def running(self) -> bool:

@@ -133,8 +133,8 @@ class CallTask(Task):
 
     call: bytes
     """`transfer.pickling` bytes of ``(function, args)``."""
-    by_item: bool = False
-    """Whether they are of ``(function, items)``; a pipe of `TICKET` records comes with the task."""
+    items: int = -1
+    """How many items, if they are of ``(function, items)``; then a pipe of `TICKET` records comes along."""
 
 
 @dataclass(frozen=True, slots=True)

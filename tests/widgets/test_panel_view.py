@@ -5,11 +5,13 @@ from __future__ import annotations
 import html.parser
 import re
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
 from nbparallel.errors import NO_RANKS
+from nbparallel_widgets.panel_course import Course
 from nbparallel_widgets.panel_sheet import folds_bundle
 from nbparallel_widgets.panel_view import SHOWN, PanelView, axis_end
 from nbparallel_widgets.timeline_svg import COLOURS
@@ -26,160 +28,278 @@ from tests.widgets.activities import (
     ranks,
 )
 
-DEAD = replace(IDLE, state="dead", operation="was killed by SIGKILL: by hand", private_nbytes=0)
+DEAD = replace(
+    IDLE,
+    state="dead",
+    operation="was killed by SIGKILL: by hand",
+    private_nbytes=0,
+    computing=1.1,
+    finished=1.1,
+)
 FAILED = replace(ENDED, state="failed")
 MOVING = replace(DONE, phase="moving", moving_name="data", moving_nbytes=1 << 30)
-RUNNING = replace(STRAGGLER, culprits=())
+BUSY = replace(COMPUTING, operations=7)
+RUNNING = replace(STRAGGLER, culprits=(), ranks=ranks(BUSY, BUSY))
+MAP = replace(RUNNING, items=60, ranks=ranks(replace(BUSY, items=20, item=44), replace(BUSY, items=23)))
+EVEN = replace(DONE, ranks=ranks(ENDED, ENDED), waited=((0, 1.7), (1.7, 0)))
 SENTENCES = {
-    "In[3]: ranks 0-1, 3 wait for **rank 2** (line 2, computing for 4.6 s)": STRAGGLER,
-    "In[3]: ranks 0-1 wait for **ranks 2-3**, for 4.6 s": replace(
-        STRAGGLER, ranks=ranks(WAITING, WAITING, COMPUTING, COMPUTING), culprits=(2, 3)
+    "rank 2 holds the others up: they waited 13.8 of 14.7 s for it": STRAGGLER,
+    "no rank stands out: 47 % of the time is waiting": replace(
+        STRAGGLER,
+        ranks=ranks(*[replace(WAITING, waits_for=(2, 3))] * 2, COMPUTING, COMPUTING),
+        culprits=(2, 3),
     ),
-    "In[3]: rank 0 computes; ranks 1-2 have finished; 4.9 s so far": replace(
-        RUNNING, ranks=ranks(COMPUTING, FINISHED, FINISHED)
+    "the ranks compute": RUNNING,
+    "the ranks call many short operations; how long they wait is known later": replace(
+        RUNNING, ranks=ranks(COMPUTING, COMPUTING)
     ),
-    "In[3]: **rank 1** has failed; rank 0 computes; rank 2 was released; 4.9 s so far": replace(
-        RUNNING,
-        ranks=ranks(COMPUTING, replace(FINISHED, state="failed"), replace(FINISHED, state="released")),
-    ),
-    "In[3]: ranks 0-1 compute; 4.9 s so far": replace(RUNNING, ranks=ranks(COMPUTING, COMPUTING, IDLE)),
-    "In[3]: rank 0 moves data; rank 1 waits; 4.9 s so far": replace(
-        RUNNING, ranks=ranks(replace(COMPUTING, state="moving"), replace(WAITING, waits_for=()))
-    ),
-    "In[3]: ranks 0-1 wait for each other, for 4.6 s": replace(
-        RUNNING, ranks=ranks(replace(WAITING, waits_for=(1,)), replace(WAITING, waits_for=(0,)))
-    ),
-    "In[3]: ranks 0-1 wait, for 4.6 s": replace(RUNNING, ranks=ranks(*[replace(WAITING, waits_for=())] * 2)),
+    "43 of 60 items done": MAP,
+    "rank 1 failed on line 4": replace(RUNNING, ranks=ranks(BUSY, replace(FAILED, line=4))),
     "ranks 0-3: no cell has run yet": NONE,
     "starting 4 ranks": replace(NONE, phase="starting", number=3, starting_ranks=4, ranks=()),
     "starting 1 rank": replace(NONE, phase="starting", starting_ranks=1, ranks=()),
     "moving 1.0 GiB of `data` into shared memory": MOVING,
-    "In[3]: finished after 2.0 s; the longest wait: rank 0 for **rank 2**, 1.7 s": DONE,
-    "In[3]: finished after 50 ms": replace(DONE, seconds=0.05, waited=()),
-    "the last call finished after 2.0 s": replace(DONE, number=0, waited=()),
-    "In[3]: failed on **rank 1**, line 4, after 2.0 s": replace(
-        DONE, phase="failed", failed_rank=1, failed_line=4
-    ),
-    "In[3]: failed on ranks 0-1, first on **rank 1**, line 4, after 2.0 s": replace(
+    "rank 2 held the others up: they waited 3.8 of 6.0 s for it": DONE,
+    "no rank stands out: 85 % of the time was waiting": EVEN,
+    "finished": replace(DONE, ranks=ranks(IDLE), waited=()),
+    "finished: 0 % of the time was waiting": replace(DONE, ranks=ranks(FINISHED), waited=()),
+    "rank 1 failed on line 4, the first of ranks 0-1 that failed": replace(
         DONE, phase="failed", failed_rank=1, failed_line=4, ranks=ranks(FAILED, FAILED)
     ),
-    "In[3]: failed on ranks 0-1, first on **rank 1**, after 2.0 s": replace(
-        DONE, phase="failed", failed_rank=1, ranks=ranks(FAILED, FAILED, ENDED)
+    "rank 1 was killed by SIGKILL on line 4: by hand": replace(
+        DONE, phase="failed", failed_rank=1, failed_line=4, ranks=ranks(ENDED, DEAD)
     ),
-    "In[3]: failed after 2.0 s: **rank 1** was killed by SIGKILL": replace(
-        DONE, phase="failed", failed_rank=1, ranks=ranks(ENDED, DEAD)
-    ),
-    "In[3]: failed after 2.0 s: **ranks 0, 2** finished the cell without calling barrier": replace(
+    "ranks 0, 2 finished the cell without calling barrier": replace(
         DONE,
         phase="failed",
         failed_rank=1,
         failed_between="ranks 0, 2 finished the cell without calling barrier",
     ),
-    "In[3]: failed after 2.0 s: ranks called different operations": replace(
-        DONE, phase="failed", failed_rank=0, failed_between="ranks called different operations"
-    ),
-    "In[3]: failed after 2.0 s": replace(DONE, phase="failed"),
-    "In[3]: interrupted after 2.0 s": replace(DONE, phase="interrupted"),
+    "the cell failed": replace(DONE, phase="failed"),
+    "interrupted": replace(DONE, phase="interrupted"),
 }
 
 
 @pytest.mark.parametrize("said", SENTENCES)
 def test_the_title_is_a_sentence(said: str) -> None:
-    """It says what happens, or how the cell ended, in the same words as text and as HTML."""
+    """It says what stands out, or how the cell ended, in the same words as text and as HTML."""
     view = PanelView(SENTENCES[said])
-    assert repr(view).splitlines()[0] == said.replace("**", "")
-    bold = re.sub(r"`(.+?)`", r"<code>\1</code>", re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", said))
-    assert f"<caption>{bold}</caption>" in view._repr_html_()
-
-
-def test_the_straggler_is_marked_by_more_than_a_colour() -> None:
-    """The row of the rank that others wait for has a sign and words, in text and in HTML; no other row."""
-    text = repr(PanelView(STRAGGLER))
-    (row,) = [line for line in text.splitlines() if "▶" in line]
-    assert row.split() == [
-        "▶", "2", f"|{'█' * 24}|", "4.90", "s", "0.00", "s", "0.00", "s", "29.0", "MiB",
-        "computing,", "line", "2;", "others", "wait", "for", "it",
-    ]  # fmt: skip
-    page = PanelView(STRAGGLER).figures_bundle()["text/html"]
-    assert page.count("▶ rank 2</th>") == page.count("▶") == page.count('class="nbp-marked"') == 1
-    failed = replace(DONE, phase="failed", failed_rank=1, failed_line=4)
-    assert "▶ 1" in repr(PanelView(failed))
-    absent = "rank 1 finished the cell without calling barrier"
-    one = replace(
-        failed, failed_rank=0, failed_between=absent, ranks=ranks(replace(ENDED, state="failed"), ENDED)
+    assert repr(view).splitlines()[0] == said
+    assert f'role="status">{re.sub("`(.+?)`", r"<code>&1</code>", said).replace("&1", "data")}<' in (
+        view._repr_html_()
     )
-    assert re.findall("▶ (.)", repr(PanelView(one))) == ["1"]  # and not the victim, which raised the error
-    assert "▶" not in repr(PanelView(replace(one, failed_between="ranks called different operations")))
-    assert "▶" not in repr(PanelView(DONE))
 
 
-def test_one_axis_for_all_bars() -> None:
-    """A rank that finished early has an empty rest, and is not counted as computing."""
-    activity = replace(RUNNING, seconds=4.3, ranks=ranks(replace(COMPUTING, computing=4.3), FINISHED))
-    assert axis_end(activity) == 5.0
-    page = PanelView(activity).figures_bundle()["text/html"]
-    assert 'aria-label="rank 0: computing 4.30 s, waiting 0.00 s, moving 0.00 s of 5.00 s"' in page
-    assert 'aria-label="rank 1: computing 0.30 s, waiting 0.00 s, moving 0.00 s of 5.00 s"' in page
-    assert f'width="86.00%" height="14" fill="{COLOURS["computing"]}"' in page
-    assert f'width="6.00%" height="14" fill="{COLOURS["computing"]}"' in page
-    assert "finished after 300 ms" in page
-    assert axis_end(DONE) == 2.0  # ended: the longest bar fills it
+WHEN = {
+    "In[3] runs · 4.9 s": RUNNING,
+    "In[3] finished after 50 ms": replace(DONE, seconds=0.05),
+    "the last call interrupted after 2.0 s": replace(DONE, number=0, phase="interrupted"),
+    "a call runs · 4.9 s": replace(RUNNING, number=0),
+    "In[3] failed after 2.0 s": replace(DONE, phase="failed"),
+}
 
 
-def test_kinds_follow_each_other_in_a_bar() -> None:
-    """Computing, waiting, moving, then empty; each with a height of its own, in percent of the width."""
-    rank = replace(ENDED, computing=1.0, waiting=0.5, moving=0.25, finished=1.75)
-    page = PanelView(replace(DONE, ranks=ranks(rank), waited=())).figures_bundle()["text/html"]
-    found = re.findall(r'<rect x="([\d.]+)%" y="[\d.]+" width="([\d.]+)%" height="(\d+)" fill="(#\w+)"', page)
-    assert found == [
-        ("0.00", "50.00", "14", COLOURS["computing"]),
-        ("50.00", "25.00", "5", COLOURS["waiting"]),
-        ("75.00", "12.50", "9", COLOURS["moving"]),
+@pytest.mark.parametrize("said", WHEN)
+def test_which_cell_it_is_and_how_far(said: str) -> None:
+    """It stands beside the title."""
+    assert said in repr(PanelView(WHEN[said])).splitlines()[1]
+    assert f"<small>{said}</small>" in PanelView(WHEN[said])._repr_html_()
+
+
+def _marks(activity: Any) -> list[str]:
+    """Return the marked ranks with their chips, as text and HTML agree on them."""
+    text, page = repr(PanelView(activity)), PanelView(activity)._repr_html_()
+    marked = re.findall(r'<tr class="nbp-(hot|wrong)"><th[^>]*>rank (\d+).*?nbp-chip">(.*?)</span>', page)
+    lines = [line for line in text.splitlines() if line.startswith("▶")]
+    assert [line.split()[1] for line in lines] == [rank for _, rank, _ in marked]
+    assert all(line.endswith(chip) for line, (_, _, chip) in zip(lines, marked, strict=True))
+    return [f"{kind} {rank}: {chip}" for kind, rank, chip in marked]
+
+
+def test_the_row_that_matters_is_marked_by_more_than_a_colour() -> None:
+    """The rank that holds the others up, failed or died has a chip with words; red is for failures."""
+    assert _marks(STRAGGLER) == ["hot 2: 3 ranks wait"]
+    assert _marks(DONE) == ["hot 2: the others waited"]
+    assert _marks(RUNNING) == _marks(EVEN) == []
+    failed = replace(DONE, phase="failed", failed_rank=1, failed_line=4, ranks=ranks(ENDED, FAILED))
+    assert _marks(failed) == ["wrong 1: failed"]
+    assert _marks(replace(failed, ranks=ranks(ENDED, DEAD))) == ["wrong 1: dead"]
+    absent = "rank 1 finished the cell without calling barrier"
+    one = replace(failed, failed_rank=0, failed_between=absent, ranks=ranks(FAILED, ENDED))
+    assert _marks(one) == ["wrong 1: left it out"]  # and not the victim, which raised the error
+    assert _marks(replace(one, failed_between="ranks called different operations")) == []
+    assert "nbp-bad" not in PanelView(STRAGGLER).figures_bundle()["text/html"]
+
+
+def test_equal_states_are_one_line() -> None:
+    """What several ranks do stands once, below the rows."""
+    text = repr(PanelView(STRAGGLER))
+    assert "ranks 0-1, 3: waiting for rank 2 in all_reduce, line 3" in text
+    text = repr(PanelView(replace(DONE, ranks=ranks(ENDED, replace(ENDED, finished=1.5)), waited=())))
+    assert "ranks 0-1: finished after 1.50 s to 2.00 s" in text
+
+
+def strip(page: str, rank: int) -> list[tuple[str, str]]:
+    """Return path and colour of each area in the strip of a rank."""
+    row = page.partition(f'aria-label="rank {rank}: ')[2].partition("</svg>")[0]
+    return re.findall(r'<path d="([^"]+)" fill="([^"]+)"', row)
+
+
+def course_of(*activities: Any) -> Course:
+    """Return what was seen, one after the other."""
+    course = Course()
+    for activity in activities:
+        course.add(activity)
+    return course
+
+
+def at(seconds: float, **times: float) -> Any:
+    """Return the activity of one rank that has spent its time so."""
+    return replace(
+        RUNNING, task=5, seconds=seconds, ranks=ranks(replace(BUSY, **{"computing": 0.0, **times}))
+    )
+
+
+def test_a_strip_is_in_true_order() -> None:
+    """Computing, waiting, then both in turns, which is shown in proportion; kinds differ in height."""
+    course = course_of(
+        at(1.0, computing=1.0), at(2.0, computing=1.0, waiting=1.0), at(3.0, computing=1.5, waiting=1.5)
+    )
+    activity = at(3.0, computing=1.5, waiting=1.5)
+    assert axis_end(activity) == 3.0
+    page = PanelView(activity, course=course).figures_bundle()["text/html"]
+    assert strip(page, 0) == [
+        ("M333.3 14v-4h333.3V14zM666.7 14v-2h333.3V14z", COLOURS["waiting"]),
+        ("M0.0 14v-14h333.3V14zM666.7 12v-7h333.3V12z", COLOURS["computing"]),
     ]
-    text = repr(PanelView(replace(DONE, ranks=ranks(rank), waited=())))
-    assert f"|{'█' * 12}{'·' * 6}{'▒' * 3}   |" in text
+    assert f"|{'█' * 8}{'·' * 8}{'█' * 8}|" in repr(PanelView(activity, course=course))
 
 
-def test_nothing_has_a_width_in_pixels() -> None:
-    """What is as wide as the page cannot be cut off by it."""
-    page = PanelView(STRAGGLER).figures_bundle()["text/html"]
-    for svg in re.findall(r"<svg[^>]*role=\"img\"[^>]*>", page):
-        assert 'width="100%"' in svg
+def test_equal_neighbours_are_one_piece_and_long_cells_stay_small() -> None:
+    """A cell of an hour is there from its beginning, at less resolution; a course has a bounded size."""
+    course = Course()
+    for i in range(1, 5000):
+        course.add(at(0.2 * i, computing=0.1 * i, waiting=0.1 * i))
+    stretches = list(course.stretches(0))
+    assert 50 < len(stretches) <= 120
+    assert (stretches[0].begin, stretches[-1].end) == (0.0, pytest.approx(999.8))
+    assert sum(stretch.waiting for stretch in stretches) == pytest.approx(499.9)
+    page = PanelView(at(999.8, computing=499.9, waiting=499.9), course=course).figures_bundle()["text/html"]
+    assert [path.count("M") for path, _ in strip(page, 0)] == [1, 1]
+
+
+def test_what_is_known_later_is_drawn_later() -> None:
+    """Waits of many short operations are counted when their statement ends: till then a piece is open."""
+    unknown = replace(at(2.0, computing=2.0), ranks=ranks(replace(COMPUTING, computing=2.0)))
+    course = course_of(at(1.0, computing=1.0), unknown, at(3.0, computing=1.5, waiting=1.5))
+    assert [stretch[:4] for stretch in course.stretches(0)] == [(0.0, 1.0, 1.0, 0.0), (1.0, 3.0, 0.5, 1.5)]
+
+
+def test_a_new_cell_has_a_new_course() -> None:
+    """And what was seen of another one is not shown with it."""
+    course = course_of(at(9.0, computing=9.0))
+    later = replace(at(1.0, computing=1.0), task=6)
+    page = PanelView(later, course=course).figures_bundle()["text/html"]
+    assert [path for path, _ in strip(page, 0)] == ["M0.0 14v-14h1000.0V14z"]
+    course.add(later)
+    assert len(list(course.stretches(0))) == 1
+
+
+def test_the_slowest_rank_is_named_in_nearly_every_sample() -> None:
+    """In a loop whose slowest rank is known the sentence names it, and changes at most once a second."""
+    course, random = Course(), Random(7)
+    work = (0.02, 0.05, 0.15, 0.09)  # seconds of each rank in a step
+    named, now = [], 0.0
+    for _ in range(60):
+        now += 0.2 * random.uniform(0.9, 1.1)
+        phase = now % max(work)
+        spent = [(now // max(work)) * seconds + min(phase, seconds) for seconds in work]
+        missing = tuple(rank for rank, seconds in enumerate(work) if phase < seconds)
+        here = ranks(
+            *(
+                replace(BUSY, computing=spent[rank], waiting=now - spent[rank])
+                if rank in missing
+                else replace(
+                    WAITING, operations=7, computing=spent[rank], waiting=now - spent[rank], waits_for=missing
+                )
+                for rank in range(4)
+            )
+        )
+        activity = replace(RUNNING, task=5, seconds=now, ranks=here, culprits=missing)
+        course.add(activity)
+        if now > 1:
+            named.append(
+                "rank 2 holds the others up" in repr(PanelView(activity, course=course)).splitlines()[0]
+            )
+    assert sum(named) >= 0.95 * len(named)
+
+
+def test_a_sentence_stays_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it can be read; the end of the cell, and a count, do not wait."""
+    now = [100.0]
+    monkeypatch.setattr("nbparallel_widgets.panel_course.time.monotonic", lambda: now[0])
+    course = Course()
+    said = []
+    for _ in range(50):
+        now[0] += 0.2
+        said.append(course.steady(f"it is {now[0]:.1f}", RUNNING))
+    assert len(set(said)) == 10
+    assert course.steady("finished", DONE) == "finished"
+    assert course.steady("44 of 60 items done", MAP) == "44 of 60 items done"
+    assert course.steady("45 of 60 items done", MAP) == "45 of 60 items done"
+
+
+def test_items() -> None:
+    """A map shows how many are done, by which rank, which item each has, the slowest, and the time left."""
+    first = replace(MAP, task=5, seconds=1.0, ranks=ranks(replace(BUSY, items=3, item=35), BUSY))
+    course = course_of(first, replace(MAP, task=5))
+    view = PanelView(replace(MAP, task=5), course=course)
+    text, page = repr(view), view._repr_html_()
+    assert "about 2 s left · the slowest took 3.9 s: item 35" in text
+    assert "item 44" in text
+    assert 'style="width:71.7%"' in page
+    assert '<td class="nbp-share">23</td>' in page
+    assert page.count('nbp-cut"/>') == 3
 
 
 def test_columns_stand_still() -> None:
-    """All times of a table have one unit and as many decimals, whatever they are; numbers end in a column."""
-    lines = repr(PanelView(STRAGGLER)).splitlines()[1:6]
+    """Numbers end in a column, whatever they are."""
+    lines = repr(PanelView(STRAGGLER)).splitlines()[2:7]
     head, rows = lines[0], lines[1:]
     for name in ("computing", "waiting", "moving", "own memory"):
         end = head.index(name) + len(name)
-        assert all(row[end - 1] in "sB" and row[end] == " " for row in rows)
-    later = repr(PanelView(replace(STRAGGLER, seconds=4.95))).splitlines()[1]
-    assert later == head
+        assert all(row[end - 1] in "%B" for row in rows)
+    assert repr(PanelView(replace(STRAGGLER, seconds=4.95))).splitlines()[2] == head
 
 
 def test_only_what_is_known_is_shown() -> None:
     """Operations that are not counted exactly, a limit or segments that are not known, are left out."""
     activity = replace(STRAGGLER, limit_nbytes=None)
     text = repr(PanelView(activity))
-    assert "shared memory: 153.6 MiB · file_descriptor · 3 segments" in text
+    assert "memory: shared 153.6 MiB · file_descriptor · 3 segments" in text
     (row,) = [line for line in text.splitlines() if line.startswith("rank 0")]
     assert row.split() == ["rank", "0", "29.0", "MiB", "153.0", "MiB", "0", "B", "-"]
 
 
 def test_memory() -> None:
-    """Shared of how much, each rank's own, and what each segment is and which processes use it."""
-    view = PanelView(DONE, SEGMENTS)
-    text = repr(view)
+    """Shared, ranks' own and other programs of the whole; the arrays in proportion; who uses each segment."""
+    gib = 1 << 30
+    done = replace(DONE, memory_nbytes=24 * gib, limit_nbytes=20 * gib)
+    view = PanelView(done, SEGMENTS)
+    text, page = repr(view), view._repr_html_()
     assert (
-        "shared memory: 153.6 MiB of 20.7 GiB · file_descriptor · 3 segments"
-        " · 1.0 MiB more kept for the next arrays" in text
+        "memory: shared 153.6 MiB · kept for the next arrays 1.0 MiB · ranks' own 116.0 MiB"
+        " · other programs 3.9 GiB · free 19.8 GiB of 24.0 GiB · file_descriptor · 3 segments" in text
     )
+    assert "arrays: data, x 100.0 MiB, no name 1.0 MiB" in text
+    assert 'style="flex:990 1 0" class="nbp-box" title="data, x 100.0 MiB"' in page
     assert re.search(r"data, x +100\.0 MiB +file_descriptor +notebook, ranks 0-3 +notebook", text)
     assert re.search(r"no name +1\.0 MiB +mmap +rank 1 +rank 1", text)
-    page = view._repr_html_()
-    assert "153.6 MiB of 20.7 GiB · file_descriptor" in page
     assert "<td>notebook, ranks 0-3</td>" in page
+    moving = replace(done, phase="moving", moving_name="big", moving_nbytes=gib)
+    assert "big, on its way 1.0 GiB, data, x 100.0 MiB" in repr(PanelView(moving, SEGMENTS))
+    many = [replace(SEGMENTS[0], names=(f"a{i}",)) for i in range(25)]
+    assert "a5 100.0 MiB, 19 others 1.9 GiB" in repr(PanelView(done, many))
 
 
 def test_which_waited_for_which() -> None:
@@ -198,13 +318,19 @@ def test_which_waited_for_which() -> None:
 
 def test_many_ranks() -> None:
     """Of hundreds of ranks the important ones have a row, the others are counted."""
-    states = [*[WAITING] * 300, COMPUTING, *[FINISHED] * 199]
-    activity = replace(STRAGGLER, ranks=ranks(*states), culprits=(300,))
+    states = [*[WAITING] * 300, BUSY, *[FINISHED] * 199]
+    activity = replace(
+        STRAGGLER, ranks=ranks(*(replace(one, waits_for=()) for one in states)), culprits=(300,)
+    )
     text = repr(PanelView(activity))
     assert "▶ 300" in text
-    assert text.count("|█") == SHOWN
+    assert sum(line.startswith(("  ", "▶ ")) and "|" in line for line in text.splitlines()) == SHOWN
     assert "… and 436 more ranks: 237 waiting, 199 finished" in text
-    assert len(PanelView(activity).figures_bundle()["text/html"]) < 150_000
+    course = Course()
+    for i in range(1, 300):
+        some = [replace(one, computing=0.1 * i, waiting=0.1 * (i % 3)) for one in activity.ranks]
+        course.add(replace(activity, seconds=0.2 * i, ranks=tuple(some)))
+    assert len(PanelView(activity, course=course).figures_bundle()["text/html"]) < 400_000
 
 
 class _Outline(html.parser.HTMLParser):
@@ -250,38 +376,34 @@ def test_names_cannot_break_the_page() -> None:
 
 
 def test_rows_of_ranks_that_failed_died_or_start() -> None:
-    """A failed rank's line, how another died; a rank that is started has done nothing yet."""
-    failed = replace(ENDED, state="failed")
-    view = PanelView(replace(DONE, phase="failed", failed_rank=0, failed_line=4, ranks=ranks(failed, DEAD)))
-    assert re.search(r"^▶ 0 .* failed, line 4$", repr(view), re.M)
-    assert re.search(r"^  1 .* - .*killed by SIGKILL; the next cell starts it again$", repr(view), re.M)
-    assert "rank 1 " not in repr(view).partition("Memory of each rank")[2].partition("Waiting")[0]
+    """A failed rank's line, what a dead one has lost; a rank that is started has done nothing yet."""
+    view = PanelView(replace(DONE, phase="failed", failed_rank=0, failed_line=4, ranks=ranks(FAILED, DEAD)))
+    text, page = repr(view), view._repr_html_()
+    assert re.search(r"^▶ 0 .* line 4; failed$", text, re.M)
+    assert "rank 1: dead: the next cell starts it again, without its variables" in text
+    assert "rank 1 " not in text.partition("Memory of each rank")[2].partition("Waiting")[0]
+    assert page.count('class="nbp-x"/>') == 1, "the mark where its time ends"
     starting = replace(IDLE, state="starting", private_nbytes=0)
     text = repr(PanelView(replace(NONE, phase="starting", starting_ranks=1, ranks=ranks(starting))))
-    assert re.search(r"^  0 +\| +\| +- +- +- +- +starting$", text, re.M)
+    assert re.search(r"^  0 +\| +\| +- +- +- +-$", text, re.M)
+    assert "rank 0: starting" in text
 
 
 def test_what_the_last_cell_did_is_not_what_happens_now() -> None:
-    """While ranks start, or an array moves, the bars and times of the cell before are not shown."""
-    text = repr(PanelView(MOVING))
-    assert re.search(r"^  0 +\| +\| +- +- +- +29.0 MiB +idle$", text, re.M)
-    assert "█" not in text.replace("█ computing", "")
-    assert (
-        COLOURS["computing"]
-        not in PanelView(MOVING)
-        .figures_bundle()["text/html"]
-        .partition("<tbody>")[2]
-        .partition("</tbody>")[0]
-    )
+    """While ranks start, or an array moves, strips and shares of the cell before are not shown."""
+    view = PanelView(MOVING, course=course_of(DONE))
+    assert re.search(r"^  0 +\| +\| +- +- +- +29.0 MiB$", repr(view), re.M)
+    assert strip(view.figures_bundle()["text/html"], 0) == []
 
 
 def test_only_figures_of_a_cell_that_runs_can_stand_still() -> None:
-    """They hold what the style sheet shows when no news come; what is shown once, or is over, does not."""
-    stale = PanelView(STRAGGLER).figures_bundle()["text/html"]
-    assert "No news for 5 s: after the page was loaded again or the kernel was restarted" in stale
-    assert "No news" not in PanelView(STRAGGLER)._repr_html_()
-    assert "No news" not in PanelView(STRAGGLER).figures_bundle()["text/plain"]
-    assert "No news" not in PanelView(DONE).figures_bundle()["text/html"]
+    """What the style sheet shows without news is there; not in what is shown once, or is over."""
+    stale = PanelView(STRAGGLER, as_of="17:31:54").figures_bundle()
+    assert "no news since 17:31:54: the page was loaded again, or the kernel restarted" in stale["text/html"]
+    assert "no news" not in stale["text/plain"]
+    assert stale["text/plain"].endswith("as of 17:31:54")
+    assert "no news" not in PanelView(STRAGGLER)._repr_html_()
+    assert "no news" not in PanelView(DONE).figures_bundle()["text/html"]
 
 
 def test_no_ranks() -> None:

@@ -18,12 +18,15 @@ saved notebook as text and HTML, whatever became of the kernel.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from nbparallel.session.monitoring.activity import SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
+from nbparallel_widgets.panel_course import Course
 from nbparallel_widgets.panel_sheet import folds_bundle
 from nbparallel_widgets.panel_view import PanelView
 
@@ -78,6 +81,7 @@ class Panel:
         self._refreshing = threading.Lock()
         self._wake = threading.Event()
         self._ended = threading.Event()
+        self._course = Course()
         self._view = PanelView(look(), survey())
         self._thread = threading.Thread(target=self._run, name="nbparallel-panel", daemon=True)
         self._thread.start()
@@ -136,12 +140,14 @@ class Panel:
         """Look at what happens now; what ranks did last remains when they have been stopped."""
         activity, old = self._look(), self._view
         if activity is None:
-            self._view = PanelView(old.activity, old.segments, ENDED if old.activity is not None else "")
+            self._view = replace(old, note=ENDED if old.activity is not None else "")
             return False
+        self._course.add(activity)
         changing = PanelView(activity).changing
         # A survey waits for an array that is on its way into shared memory: never while the notebook is busy.
         segments = self._survey() if at_end or not (changing or self._busy) else old.segments
-        self._view = PanelView(activity, segments)
+        as_of = time.strftime("%H:%M:%S")
+        self._view = PanelView(activity, segments, course=self._course, as_of=as_of)
         return changing
 
     def _outputs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The memory of a panel: how much is shared of how much, each rank's own, and the segments."""
+"""The memory of a panel: whose part is how large, the arrays in proportion, and the segments."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from nbparallel.errors import rank_list
 from nbparallel.errors.text.escaping import escape_html
 from nbparallel.wire.units import size_text
+from nbparallel_widgets.palette import BLUE
 from nbparallel_widgets.panel_grid import Grid
 
 if TYPE_CHECKING:  # the magics need `used_by` when they are loaded
@@ -19,32 +20,93 @@ SHOWN = 50
 NO_NAME = "no name"
 _NAMES = 4
 """Names that are shown of one segment."""
-_COLOUR = "#0072B2"
-_LEAST = 0.6
-"""Width of the bar of a little, in percent."""
+_BOXES = 6
+"""Arrays that have a box of their own in the bar."""
 
 
-def memory_text(activity: SessionActivity) -> str:
-    """Return what is shared: ``shared memory: 153.6 MiB of 20.7 GiB · file_descriptor · 3 segments``."""
-    return f"shared memory: {_share(activity)}{_more(activity)}"
+def memory_text(activity: SessionActivity, segments: Sequence[SharedSegment] | None) -> str:
+    """Return which part of the memory is whose: ``memory: shared 1.6 GiB · ranks' own 0.2 GiB · …``."""
+    lines = [f"memory: {' · '.join(_words(activity))}"]
+    if boxes := _arrays(activity, segments):
+        lines.append("arrays: " + ", ".join(f"{name} {size_text(nbytes)}" for name, nbytes, _ in boxes))
+    return "\n".join(lines)
 
 
-def memory_html(activity: SessionActivity) -> str:
-    """Return it with a bar."""
-    share, limit = _share(activity), activity.limit_nbytes
-    bar = ""
-    if limit:
-        width = min(100.0, max(_LEAST * bool(activity.nbytes), 100 * activity.nbytes / limit))
-        bar = (
-            f'<svg role="img" aria-label="{escape_html(share)}" width="100%" height="10" '
-            'style="display:block;width:100%;height:10px">'
-            '<rect width="100%" height="10" fill="currentColor" fill-opacity="0.15"/>'
-            f'<rect width="{width:.2f}%" height="10" fill="{_COLOUR}"/></svg>'
-        )
-    return (
-        f'<div class="nbp-memory"><span>shared memory</span>{bar and f"<div>{bar}</div>"}'
-        f"<span><b>{escape_html(share)}</b>{escape_html(_more(activity))}</span></div>"
+def memory_html(activity: SessionActivity, segments: Sequence[SharedSegment] | None) -> str:
+    """Return it as a bar of the whole memory, and below it the arrays in proportion."""
+    words = _words(activity)
+    parts = _parts(activity)
+    said = escape_html(", ".join(words))
+    whole = sum(nbytes for _, nbytes, _ in parts)
+    x, pieces = 0.0, ""
+    for _, nbytes, look in parts[:-1]:
+        width = 1000 * nbytes / whole
+        pieces += f'<rect x="{x:.1f}" width="{width:.1f}" height="12" {look}/>'
+        x += width
+    bar = (
+        f'<svg role="img" aria-label="{said}" viewBox="0 0 1000 12" preserveAspectRatio="none" width="100%" '
+        f'height="12"><rect width="1000" height="12" fill="currentColor" fill-opacity="0.08"/>{pieces}</svg>'
     )
+    first, *rest = map(escape_html, words)
+    text = f"<b>{first}</b>" + "".join(f" · {part}" for part in rest)
+    if not parts:
+        return f'<div class="nbp-memory"><span>memory</span><span>{text}</span></div>'
+    boxes = _arrays(activity, segments)
+    shared = sum(nbytes for _, nbytes, _ in boxes)
+    arrays = "".join(
+        f'<div style="flex:{1000 * nbytes / shared:.0f} 1 0" class="nbp-box{" nbp-moves" * moves}" '
+        f'title="{escape_html(name)} {size_text(nbytes)}"><i></i>{escape_html(name)} '
+        f"{size_text(nbytes)}</div>"
+        for name, nbytes, moves in boxes
+    )
+    return (
+        f'<div class="nbp-memory"><span>memory</span><div>{bar}</div><span></span><span>{text}</span>'
+        + (f'<span>arrays</span><div class="nbp-boxes">{arrays}</div>' if arrays else "")
+        + "</div>"
+    )
+
+
+def _parts(activity: SessionActivity) -> list[tuple[str, int, str]]:
+    """Return whose part of the memory is how large, what is free last; empty: the system does not say."""
+    whole, limit = activity.memory_nbytes, activity.limit_nbytes
+    if whole is None or limit is None:
+        return []
+    shared = activity.nbytes + activity.pooled_nbytes
+    own = sum(rank.private_nbytes for rank in activity.ranks)
+    free = max(0, limit - shared)
+    return [
+        ("shared", activity.nbytes, f'fill="{BLUE}"'),
+        ("kept for the next arrays", activity.pooled_nbytes, f'fill="{BLUE}" fill-opacity="0.6"'),
+        ("ranks' own", own, f'fill="{BLUE}" fill-opacity="0.35"'),
+        ("other programs", max(0, whole - free - shared - own), 'fill="currentColor" fill-opacity="0.3"'),
+        ("free", free, ""),
+    ]
+
+
+def _words(activity: SessionActivity) -> list[str]:
+    parts = _parts(activity)
+    named = [f"{name} {size_text(nbytes)}" for name, nbytes, _ in parts if nbytes or name == "shared"]
+    if not parts:
+        limit = activity.limit_nbytes
+        named = [
+            f"shared {size_text(activity.nbytes)}" + ("" if limit is None else f" of {size_text(limit)}")
+        ]
+    else:
+        named[-1] += f" of {size_text(activity.memory_nbytes or 0)}"
+    return [*named, activity.strategy, _count(activity.segments)]
+
+
+def _arrays(
+    activity: SessionActivity, segments: Sequence[SharedSegment] | None
+) -> list[tuple[str, int, bool]]:
+    """Return name and bytes of the largest arrays and of the others, and of one that is on its way."""
+    found = [(_names(segment.names), segment.nbytes, False) for segment in segments or ()]
+    rest = found[_BOXES:]
+    if rest:
+        found[_BOXES:] = [(f"{len(rest):,} others", sum(nbytes for _, nbytes, _ in rest), False)]
+    if activity.phase == "moving":
+        found.insert(0, (f"{activity.moving_name}, on its way", activity.moving_nbytes, True))
+    return found
 
 
 def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] | None) -> list[Grid]:
@@ -89,18 +151,6 @@ def used_by(segment: SharedSegment) -> str:
     """Return which processes use a segment: ``notebook, ranks 0-3``."""
     users = ["notebook"] if segment.notebook else []
     return ", ".join([*users, *([rank_list(segment.ranks)] if segment.ranks else [])])
-
-
-def _share(activity: SessionActivity) -> str:
-    limit = "" if activity.limit_nbytes is None else f" of {size_text(activity.limit_nbytes)}"
-    return f"{size_text(activity.nbytes)}{limit} · {activity.strategy}"
-
-
-def _more(activity: SessionActivity) -> str:
-    kept = activity.pooled_nbytes
-    return f" · {_count(activity.segments)}" + (
-        f" · {size_text(kept)} more kept for the next arrays" if kept else ""
-    )
 
 
 def _count(segments: int) -> str:

@@ -19,62 +19,88 @@ FOLDS = {
 """What can be opened, with what it is called."""
 
 STYLE = """<style>
-.nbp{padding-left:7px;color:inherit;container-type:inline-size;font-size:13px;line-height:1.5;
-font-variant-numeric:tabular-nums}
+.nbp{--nbp-mute:#5f6368;--nbp-bad:#b3261e;--nbp-line:#8885;color:inherit;container-type:inline-size;
+font-size:13px;line-height:1.45;font-variant-numeric:tabular-nums}
+[data-jp-theme-light=false] .nbp,.vscode-dark .nbp,[data-theme=dark] .nbp{--nbp-mute:#b0b0b0;
+--nbp-bad:#ff8a80}
+.nbp-card{border:1px solid var(--nbp-line);border-radius:6px;padding:8px 12px;margin:2px 0}
 .nbp.nbp table{display:block;color:inherit;width:100%;margin:0;border:0;table-layout:auto;font-size:inherit}
-.nbp.nbp caption{display:block;text-align:left;padding:2px 0 4px;font-size:14px;color:inherit;
-white-space:normal}
+.nbp.nbp caption{display:block;text-align:left;padding:0;color:inherit;white-space:normal;font-size:inherit}
 .nbp.nbp thead,.nbp.nbp tbody{display:block;border:0}
+.nbp-head{display:flex;flex-wrap:wrap;gap:0 12px;align-items:baseline}
+.nbp-head b{font-size:15px;font-weight:600}
+.nbp-head small{margin-left:auto;font-size:12px;color:var(--nbp-mute)}
+.nbp.nbp .nbp-bad{color:var(--nbp-bad)}
+.nbp-done{height:4px;border-radius:2px;background:#8883;margin:5px 0 1px;overflow:hidden}
+.nbp-done div{height:4px;background:#0072B2}
+.nbp-more{display:flex;flex-wrap:wrap;gap:0 12px;font-size:12px;color:var(--nbp-mute);min-height:1.45em}
+.nbp-more>span:first-child{margin-right:auto}
+.nbp.nbp .nbp-swatch{display:inline-block;width:10px;vertical-align:-2px;margin-right:4px}
+.nbp.nbp svg{display:block;max-width:none;height:14px}
+.nbp.nbp .nbp-share svg{height:8px}
+.nbp.nbp .nbp-memory svg{height:12px}
 .nbp.nbp .nbp-grid,.nbp.nbp .nbp-grid thead,.nbp.nbp .nbp-grid tbody{display:revert;width:auto}
 .nbp.nbp .nbp-grid caption{display:table-caption;white-space:nowrap;font-weight:bold}
 .nbp.nbp tr,.nbp.nbp thead tr{background:none;border:0}
 .nbp.nbp .nbp-ranks tbody tr{background:none}
-.nbp.nbp .nbp-ranks tr{display:grid;align-items:center;padding:1px 0;
-grid-template-columns:5.5em minmax(8em,1fr) repeat(3,6.6em) 7.4em 22em}
-.nbp.nbp .nbp-ranks .nbp-marked{margin-left:-7px;border-left:3px solid #D55E00;padding-left:4px}
-.nbp.nbp th,.nbp.nbp td{border:0;padding:1px 5px;text-align:left;vertical-align:middle;max-width:none;
-white-space:nowrap;line-height:1.5;min-width:0}
-.nbp.nbp thead th{font-weight:normal}
+.nbp.nbp .nbp-ranks tr{display:grid;align-items:center;padding:2px 6px;margin:0 -6px;border-radius:4px;
+column-gap:10px;grid-template-columns:64px minmax(120px,1fr) 104px 58px 78px minmax(190px,260px)}
+.nbp.nbp .nbp-ranks tbody .nbp-hot{background:rgba(213,94,0,.13)}
+.nbp.nbp .nbp-ranks tbody .nbp-wrong{background:rgba(200,40,30,.13)}
+.nbp-chip{background:#D55E00;color:#000;border-radius:9px;padding:0 7px;font-size:11px;white-space:nowrap;
+display:inline-block}
+.nbp-wrong .nbp-chip{background:#b3261e;color:#fff}
+.nbp.nbp th,.nbp.nbp td{border:0;padding:0;text-align:left;vertical-align:middle;max-width:none;
+white-space:nowrap;line-height:1.45;min-width:0}
+.nbp.nbp .nbp-grid th,.nbp.nbp .nbp-grid td{padding:1px 5px}
+.nbp.nbp thead th{font-weight:normal;font-size:11px;color:var(--nbp-mute)}
+.nbp.nbp .nbp-grid thead th{font-size:inherit}
 .nbp.nbp .nbp-ranks th,.nbp.nbp .nbp-ranks td{display:block}
+.nbp.nbp .nbp-ranks thead .nbp-bar{display:flex;justify-content:space-between}
 .nbp.nbp .nbp-n{text-align:right}
-.nbp.nbp .nbp-ranks .nbp-state{white-space:normal;padding-left:12px}
-.nbp.nbp .nbp-rank{padding-left:0}
+.nbp.nbp .nbp-own{color:var(--nbp-mute)}
+.nbp.nbp .nbp-ranks .nbp-state{white-space:normal}
+.nbp-cut{stroke:#fff;stroke-width:1.5;vector-effect:non-scaling-stroke;stroke-opacity:.8}
+.nbp-x{fill:var(--nbp-bad)}
 .nbp.nbp p{margin:2px 0}
-.nbp-axis{position:relative;height:1.5em;font-weight:normal}
-.nbp-axis span{position:absolute;white-space:nowrap}
-.nbp-memory{display:flex;flex-wrap:wrap;align-items:center;gap:2px 12px;padding-top:6px}
-.nbp-memory>div{flex:1 1 8em;max-width:24em}
+.nbp-now{font-size:12px;color:var(--nbp-mute);min-height:3.2em}
+.nbp-memory{display:grid;grid-template-columns:64px 1fr;gap:2px 10px;padding-top:6px;align-items:center}
+.nbp-memory,.nbp-as-of{font-size:12px;color:var(--nbp-mute)}
+.nbp-memory b{color:var(--jp-content-font-color1,inherit)}
+.nbp-boxes{display:flex;gap:2px;overflow:hidden}
+.nbp-box{min-width:2px;overflow:hidden;white-space:nowrap;text-overflow:ellipsis}
+.nbp-box i{display:block;height:14px;border:1px solid #0072B2;background:rgba(0,114,178,.2)}
+.nbp-moves i{border-style:dashed}
+.nbp.nbp .nbp-as-of{text-align:right;margin:4px 0 0}
 .nbp-scroll{overflow-x:auto;margin-bottom:8px}
 .nbp-folds{display:flex;flex-wrap:wrap;gap:2px 24px}
 .nbp-folds summary{cursor:pointer}
 .nbp.nbp code{white-space:nowrap}
-.nbp-stale{visibility:hidden;height:0;overflow:hidden;animation:nbp-stale 0s 5s forwards}
-@keyframes nbp-stale{to{visibility:visible;height:auto}}
+.nbp-stale{visibility:hidden;position:absolute;max-width:0;max-height:0;overflow:hidden;
+animation:nbp-stale 0s 5s forwards}
+@keyframes nbp-stale{to{visibility:visible;position:static;max-width:none;max-height:none}}
+.nbp-live{animation:nbp-grey 0s 5s forwards}
+@keyframes nbp-grey{to{filter:grayscale(1)}}
+.nbp-live .nbp-title{animation:nbp-old 0s 5s forwards}
+@keyframes nbp-old{to{visibility:hidden;position:absolute}}
 .nbp-press{display:none}
 #main .nbp-word{display:none}
 #main .nbp-press{display:inline-block!important;font:inherit;color:inherit;background:none;border:1px solid;
 border-radius:3px;padding:0 8px;cursor:pointer}
-@container (max-width:72em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:6em 5.6em 5.4em 7em 1fr;column-gap:4px;padding-bottom:4px}
-.nbp.nbp .nbp-ranks .nbp-bar{grid-column:2/-1}
-.nbp.nbp .nbp-ranks .nbp-n,.nbp.nbp .nbp-ranks .nbp-state{font-size:12px}
+@container (max-width:900px){
+.nbp.nbp .nbp-ranks tr{grid-template-columns:58px 1fr 52px 72px}
+.nbp.nbp .nbp-ranks .nbp-share{display:none}
+.nbp.nbp .nbp-ranks .nbp-state{grid-column:2/-1}
+.nbp.nbp .nbp-ranks .nbp-state:empty{display:none}
 .nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}}
-@container (max-width:42em){
-.nbp.nbp .nbp-ranks tr{grid-template-columns:1.1fr 1fr .95fr 1fr;column-gap:9px}
-.nbp.nbp .nbp-ranks thead tr{align-items:end}
-.nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1;padding-left:0}
-.nbp.nbp .nbp-ranks .nbp-n{padding:1px 0}
-.nbp.nbp .nbp-ranks th.nbp-n{font-size:11px}
-.nbp.nbp .nbp-ranks th.nbp-own{white-space:normal;line-height:1.2}}
+@container (max-width:420px){
+.nbp.nbp .nbp-ranks tr{grid-template-columns:1fr 52px 76px}
+.nbp.nbp .nbp-ranks .nbp-bar{grid-row:2;grid-column:1/-1}
+.nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1}
+.nbp-memory{grid-template-columns:1fr}
+.nbp-memory>span:empty{display:none}}
 </style>"""
 """Sent once with a panel, not with each of its figures."""
-
-STALE = (
-    '<div class="nbp"><p class="nbp-stale">No news for 5 s: after the page was loaded again or the kernel '
-    "was restarted, or in another window, this panel stands still. <code>%parallel_panel</code> shows it as "
-    "it is.</p></div>"
-)
-"""Shown by the style sheet if a figure of a cell that runs is not replaced by the next one."""
 
 INTERRUPT = (
     '<button type="button" class="nbp-press" style="display:none" '
@@ -84,8 +110,8 @@ INTERRUPT = (
 
 HOW = (
     '<span class="nbp-word">■ in the toolbar, or I I, interrupts the ranks; </span>'
-    "<code>%parallel_panel --close</code> closes the panel; "
-    "after you load the page again, call <code>%parallel_panel</code> again"
+    "to keep the panel in sight: right-click, Create New View for Cell Output; "
+    "<code>%parallel_panel --close</code> closes it"
 )
 
 

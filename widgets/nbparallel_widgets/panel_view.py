@@ -1,237 +1,56 @@
-"""A session's activity as it is shown: as text, and as HTML without scripts."""
+"""A session's activity as it is shown: as text, and as HTML without scripts.
+
+A verdict, from sums since the cell began; a row for each rank, with its course in true order; memory; folds.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from nbparallel.errors import LEFT_OUT, NO_RANKS, rank_list
+from nbparallel.errors import NO_RANKS, rank_list
 from nbparallel.errors.text.escaping import escape_html
 from nbparallel.errors.text.table import Table
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING
-from nbparallel.wire.units import seconds_text, size_text
-from nbparallel_widgets.panel_grid import Grid
+from nbparallel.wire.units import size_text
+from nbparallel_widgets.panel_course import Course
+from nbparallel_widgets.panel_grid import matrix_grids
 from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
-from nbparallel_widgets.panel_sheet import STALE, STYLE, details_html, folded_html
+from nbparallel_widgets.panel_sheet import STYLE, details_html, folded_html
+from nbparallel_widgets.panel_verdict import (
+    marked_ranks,
+    progress,
+    ranks_text,
+    spent,
+    took_part,
+    verdict,
+    when,
+)
 from nbparallel_widgets.timeline_svg import COLOURS
-from nbparallel_widgets.timeline_text import LETTERS, fixed_text, next_round, ticks
+from nbparallel_widgets.timeline_text import LETTERS, fixed_text, next_round
 
-# What a session does at one moment, in one sentence; and what one rank does, in a few words.
-#
-# The ranks that the sentence is about stand between two asterisks: ``ranks 0, 2 wait for **rank 1**``.
-
-_STRONG = re.compile(r"\*\*(.+?)\*\*")
-_ABSENT = re.compile(rf"ranks? \d[-\d, ]* (?={LEFT_OUT} )")
-"""Begins the error about ranks that left a call out."""
 _CODE = re.compile(r"`(.+?)`")
-_VERBS = {
-    "failed": ("has failed", "have failed"),
-    "dead": ("is dead", "are dead"),
-    "unseen": ("is not seen", "are not seen"),
-    "computing": ("computes", "compute"),
-    "moving": ("moves data", "move data"),
-    "waiting": ("waits", "wait"),
-    "starting": ("starts", "start"),
-    "finished": ("has finished", "have finished"),
-    "interrupted": ("was interrupted", "were interrupted"),
-    "released": ("was released", "were released"),
-}
-"""What one rank and several ranks do, in the order of the sentence."""
-_BAD = ("failed", "dead")
-LONGEST = 160
-"""Characters of an error in a title; a deadlock of many ranks has more."""
 
-
-def sentence(activity: SessionActivity) -> str:
-    """Return what happens now, or how the last cell ended: ``In[3]: finished after 2.0 s``."""
-    cell = f"In[{activity.number}]: " if activity.number else ""
-    after = f"after {span_text(activity.seconds)}"
-    match activity.phase:
-        case "none":
-            return f"{_ranks(activity.ranks)}: no cell has run yet"
-        case "starting":
-            count = activity.starting_ranks
-            return f"starting {count} rank{'s' * (count != 1)}"
-        case "moving":
-            size = size_text(activity.moving_nbytes)
-            return f"moving {size} of `{activity.moving_name}` into shared memory"
-        case "running":
-            return (cell or "a call: ") + _running(activity)
-        case "failed":
-            return (cell or "the last call ") + _failed(activity, after)
-        case "interrupted":
-            return f"{cell or 'the last call was '}interrupted {after}"
-    return f"{cell or 'the last call '}finished {after}{_longest_wait(activity)}"
-
-
-def plain(text: str) -> str:
-    """Return a sentence as text."""
-    return _STRONG.sub(r"\1", text)
-
-
-def marked_html(text: str) -> str:
-    """Return a sentence as HTML."""
-    return _CODE.sub(r"<code>\1</code>", _STRONG.sub(r"<b>\1</b>", escape_html(text)))
-
-
-def marked_ranks(activity: SessionActivity) -> frozenset[int]:
-    """Return the ranks that the sentence is about: the others wait for them, or the cell failed there."""
-    if activity.phase == "running":
-        return frozenset(activity.culprits) | {rank.rank for rank in activity.ranks if rank.state in _BAD}
-    if activity.phase != "failed":
-        return frozenset()
-    if _ABSENT.match(activity.failed_between):
-        return frozenset(r.rank for r in activity.ranks if took_part(r) and r.state in ("idle", "finished"))
-    return frozenset() if activity.failed_between else frozenset({activity.failed_rank} - {-1})
-
-
-def rank_text(rank: RankActivity, activity: SessionActivity) -> str:
-    """Return what a rank does: ``waiting for rank 2 in all_reduce, line 3``."""
-    if rank.state == "unseen":
-        return rank.operation
-    if rank.state == "dead":
-        return f"{_cause(rank)}; the next cell starts it again"
-    if rank.state == "idle":
-        if activity.phase not in ("finished", "failed", "interrupted"):
-            return "idle"
-        if not took_part(rank):
-            return "took no part"
-    text = {"moving": "moving data", "idle": "finished"}.get(rank.state, rank.state)
-    if rank.state in ("idle", "finished") and rank.finished:
-        text += f" after {span_text(rank.finished)}"
-    if rank.state == "waiting" and rank.waits_for:
-        text += f" for {rank_list(rank.waits_for)}"
-    if rank.operation and rank.state in ("waiting", "moving"):
-        text += f" in {rank.operation}"
-    if rank.rank == activity.failed_rank and activity.failed_line:
-        text += f", line {activity.failed_line}"
-    elif rank.line and rank.state != "finished":
-        text += f", {_lines(rank)}"
-    if activity.phase == "running" and rank.rank in activity.culprits:
-        text += "; others wait for it"
-    return text
-
-
-def took_part(rank: RankActivity) -> bool:
-    """Return whether the cell that runs, or ran last, is or was on this rank."""
-    return rank.state not in ("idle", "starting", "unseen") or bool(
-        rank.computing or rank.waiting or rank.moving or rank.finished
-    )
-
-
-def span_text(seconds: float) -> str:
-    """Return a time whose digits stay in their places while it grows."""
-    return f"{seconds:.1f} s" if seconds >= 1 else seconds_text(seconds)
-
-
-def _running(activity: SessionActivity) -> str:
-    taking_part = [rank for rank in activity.ranks if took_part(rank)]
-    waiting = [rank for rank in taking_part if rank.state == "waiting"]
-    blocked = [rank for rank in waiting if rank.rank not in activity.culprits]
-    if blocked and activity.culprits:
-        longest = max(rank.seconds for rank in blocked)
-        return f"{_do(blocked, 'waiting')} for {_culprits(activity, longest)}"
-    if waiting and len(waiting) == len(taking_part):
-        each_other = {rank for one in waiting for rank in one.waits_for} <= {rank.rank for rank in waiting}
-        known = each_other and all(rank.waits_for for rank in waiting)
-        longest = max(rank.seconds for rank in waiting)
-        return f"{_do(waiting, 'waiting')}{' for each other' * known}, for {span_text(longest)}"
-    parts = [
-        _do(group, state)
-        for state in _VERBS
-        if (group := [rank for rank in taking_part if rank.state == state])
-    ]
-    return f"{'; '.join(parts) or 'it begins'}; {span_text(activity.seconds)} so far"
-
-
-def _culprits(activity: SessionActivity, longest: float) -> str:
-    """Return the ranks that are waited for, what they do, and for how long."""
-    ranks = [rank for rank in activity.ranks if rank.rank in activity.culprits]
-    name = f"**{_ranks(ranks)}**"
-    if len(ranks) != 1:
-        return f"{name}, for {span_text(longest)}"
-    (rank,) = ranks
-    line = f"{_lines(rank)}, " if rank.line else ""
-    doing = _cause(rank) if rank.state == "dead" else rank.state
-    return f"{name} ({line}{doing} for {span_text(rank.seconds or longest)})"
-
-
-def _lines(rank: RankActivity) -> str:
-    """Return the line that a rank is on, or those of the statement that it computes: perhaps a loop."""
-    return f"lines {rank.line}-{rank.last_line}" if rank.last_line > rank.line else f"line {rank.line}"
-
-
-def _failed(activity: SessionActivity, after: str) -> str:
-    if between := activity.failed_between:
-        absent = _ABSENT.match(between)
-        end = absent.end() - 1 if absent else 0
-        rest = between[end:LONGEST] + " …" * (len(between) > LONGEST)
-        return f"failed {after}: " + (f"**{between[:end]}**" if end else "") + rest
-    failed = next((rank for rank in activity.ranks if rank.rank == activity.failed_rank), None)
-    if failed is None:
-        return f"failed {after}"
-    if failed.state == "dead":
-        return f"failed {after}: **rank {failed.rank}** {_was(failed)}"
-    line = f", line {activity.failed_line}," if activity.failed_line else ""
-    alike = [rank for rank in activity.ranks if rank.state == "failed"]
-    if failed in alike and len(alike) > 1:
-        return f"failed on {_ranks(alike)}, first on **rank {failed.rank}**{line or ','} {after}"
-    return f"failed on **rank {failed.rank}**{line} {after}"
-
-
-def _longest_wait(activity: SessionActivity) -> str:
-    """Return which rank waited longest, if that was a tenth of the cell or more."""
-    waits = [
-        (seconds, rank, awaited)
-        for rank, row in enumerate(activity.waited)
-        for awaited, seconds in enumerate(row)
-        if rank != awaited
-    ]
-    seconds, rank, awaited = max(waits, default=(0.0, 0, 0), key=lambda wait: wait[0])
-    if not seconds or seconds < activity.seconds / 10:
-        return ""
-    return f"; the longest wait: rank {rank} for **rank {awaited}**, {span_text(seconds)}"
-
-
-def _do(ranks: list[RankActivity], state: str) -> str:
-    mark = "**" if state in _BAD else ""
-    return f"{mark}{_ranks(ranks)}{mark} {_VERBS[state][len(ranks) != 1]}"
-
-
-def _ranks(ranks: Iterable[RankActivity]) -> str:
-    return rank_list([rank.rank for rank in ranks])
-
-
-def _was(rank: RankActivity) -> str:
-    return rank.operation.partition(":")[0] or "died"
-
-
-def _cause(rank: RankActivity) -> str:
-    return _was(rank).removeprefix("was ")
-
-
-# The ranks of a panel: a bar for each on one axis of time, its figures, and what it does.
+# The ranks: a strip for each, in true order; its shares; and what stands out of what it does.
 #
-# A bar adds up what the rank did in the cell so far, in this order: computing, waiting, moving data.  What is
-# empty then is the time since the rank has finished.  A line below names bars as sums: on an axis of time
-# they look like a course of time, which is the timeline.  The kinds differ in colour and in height, as there.
+# The height of a strip is what the rank does: computing is high, moving data lower, waiting a line at the
+# bottom.  Where several follow each other between two samples, heights are in proportion: so a strip is true
+# at every resolution, and distinguishes kinds without colours.
 
 SHOWN = 64
 """Ranks in the table; of more, those that are not shown are counted below it."""
+MOST_LINES = 2
+"""Lines about what ranks do now."""
 LETTERS_WIDE = 24
-"""Letters of a bar in text."""
+"""Letters of a strip in text."""
 _KINDS = (COMPUTING, WAITING, MOVING)
+_FROM_BELOW = (WAITING, MOVING, COMPUTING)
 _OWN = "own memory"
-_SUMS = "each bar adds up a rank's times"
-_WHEN = "; %parallel_timeline shows when"
-"""Not where there are several hosts, each with a clock."""
-_HEIGHT = 14
-_HEIGHTS = {COMPUTING: 14, WAITING: 5, MOVING: 9}
-_LEAST = 0.4
-"""Width of the narrowest piece, in percent of the axis."""
+_HEIGHTS = {COMPUTING: 14, WAITING: 4, MOVING: 9}
+_HEIGHT, _WIDTH = 14, 1000
 _IMPORTANT = (
     "unseen",
     "dead",
@@ -248,245 +67,288 @@ _IMPORTANT = (
 
 
 def axis_end(activity: SessionActivity) -> float:
-    """Return the seconds at which all bars end: round while the cell runs, so that they grow steadily."""
-    longest = max([activity.seconds, *(_spent(rank) for rank in activity.ranks)])
-    return next_round(max(longest, 1.0)) if activity.running else longest
+    """Return the seconds at which all strips end: round, so that they grow steadily and stay when it ends."""
+    longest = max([activity.seconds, *map(spent, activity.ranks)])
+    return next_round(max(longest, 1.0)) if longest else 0.0
 
 
-def shown_ranks(activity: SessionActivity) -> tuple[RankActivity, ...]:
+def shown_ranks(activity: SessionActivity, marked: frozenset[int]) -> tuple[RankActivity, ...]:
     """Return the ranks that have a row, in order: all, or the most important ones."""
     if len(activity.ranks) <= SHOWN:
         return activity.ranks
-    marked = marked_ranks(activity)
     by_importance = sorted(
         activity.ranks, key=lambda rank: (rank.rank not in marked, _IMPORTANT.index(rank.state), rank.rank)
     )
     return tuple(sorted(by_importance[:SHOWN], key=lambda rank: rank.rank))
 
 
-def ranks_html(activity: SessionActivity) -> str:
-    """Return the sentence and the table."""
-    activity = _before_it_begins(activity)
-    end, marked, shown = axis_end(activity), marked_ranks(activity), shown_ranks(activity)
-    places, unit = ticks(end, 4)
-    lines = "".join(_line(100 * place / end) for place, _ in places[1:] if end)
-    rows = "".join(_row(rank, activity, end, rank.rank in marked, lines) for rank in shown)
-    names = "".join(f'<th scope="col" class="nbp-n">{_swatch(kind)}{kind}</th>' for kind in _KINDS)
-    return (
-        f'<table class="nbp-ranks"><caption>{marked_html(sentence(activity))}</caption>'
-        f'<thead><tr><th scope="col" class="nbp-rank">rank</th>'
-        f'<th scope="col" class="nbp-bar">{_axis(places, unit, end)}</th>'
-        f'{names}<th scope="col" class="nbp-n nbp-own">{_OWN}</th>'
-        f'<th scope="col" class="nbp-state">state</th></tr></thead><tbody>{rows}</tbody></table>'
-        + "".join(
-            f"<p>{escape_html(line)}</p>"
-            for line in (*_rest(activity, shown), *[_sums(activity)] * bool(end))
+def state_text(rank: RankActivity, activity: SessionActivity) -> str:
+    """Return what a rank does: ``waiting for rank 2 in all_reduce, line 3``."""
+    if rank.state == "unseen":
+        return rank.operation
+    if rank.state == "dead":
+        return "dead: the next cell starts it again, without its variables"
+    if rank.state == "idle":
+        if activity.phase not in ("finished", "failed", "interrupted"):
+            return "idle"
+        if not took_part(rank):
+            return "took no part"
+    text = {"moving": "moving data", "idle": "finished"}.get(rank.state, rank.state)
+    if rank.state == "waiting" and rank.waits_for:
+        text += f" for {rank_list(rank.waits_for)}"
+    if rank.operation and rank.state in ("waiting", "moving"):
+        text += f" in {rank.operation}"
+    if rank.rank == activity.failed_rank and activity.failed_line:
+        text += f", line {activity.failed_line}"
+    elif rank.line and rank.state != "finished":
+        loop = rank.last_line > rank.line
+        text += f", lines {rank.line}-{rank.last_line}" if loop else f", line {rank.line}"
+    return text
+
+
+def states(activity: SessionActivity, apart: frozenset[int]) -> list[str]:
+    """Return what ranks do now, equal states in one line: ``ranks 0-1, 3: waiting for rank 2, line 5``."""
+    groups: dict[str, list[RankActivity]] = {}
+    for rank in sorted(activity.ranks, key=lambda rank: (_IMPORTANT.index(rank.state), rank.rank)):
+        if rank.rank not in apart or rank.state in ("idle", "finished"):
+            groups.setdefault(state_text(rank, activity), []).append(rank)
+    lines = [f"{ranks_text(ranks)}: {text}{_after(ranks, activity)}" for text, ranks in groups.items()]
+    rest = sum(len(ranks) for ranks in list(groups.values())[MOST_LINES:])
+    return lines[:MOST_LINES] + ([f"and {rest} more ranks in other places"] if rest else [])
+
+
+def _after(ranks: Sequence[RankActivity], activity: SessionActivity) -> str:
+    """Return when ranks had finished; empty: they have not."""
+    times = sorted(rank.finished for rank in ranks if rank.state in ("idle", "finished"))
+    if not times or not times[0]:
+        return ""
+    first, last = (fixed_text(time, max(activity.seconds, times[-1])) for time in (times[0], times[-1]))
+    return f" after {first}" + (f" to {last}" if first != last else "")
+
+
+def own_text(rank: RankActivity, activity: SessionActivity, course: Course) -> str:
+    """Return what stands in the row of a rank; what it shares with others stands below the rows."""
+    if rank.item >= 0 and rank.state == "computing":
+        seconds = course.item_seconds(rank.rank, activity.seconds)
+        return f"item {rank.item}" + (f", for {seconds:.1f} s" if seconds >= 1 else "")
+    if rank.rank not in marked_ranks(activity, course) or rank.state in ("idle", "finished"):
+        return ""
+    return state_text(rank, activity).removeprefix(f"{rank.state}: ").removeprefix(f"{rank.state}, ")
+
+
+def chip(rank: RankActivity, activity: SessionActivity) -> str:
+    """Return the few words that mark a row."""
+    if rank.state in ("failed", "dead"):
+        return rank.state
+    if activity.phase == "failed":
+        return (
+            "failed" if rank.rank == activity.failed_rank and not activity.failed_between else "left it out"
         )
+    waiting = sum(other.state == "waiting" for other in activity.ranks)
+    if not activity.running:
+        return "the others waited"
+    return (
+        f"{waiting} rank{'s' * (waiting != 1)} wait{'s' * (waiting == 1)}" if waiting else "often waited for"
     )
 
 
-def ranks_text(activity: SessionActivity) -> str:
+def _shares(rank: RankActivity) -> dict[str, float]:
+    """Return what share of its time a rank did what; empty: it took no part."""
+    whole = spent(rank)
+    times = (rank.computing, rank.waiting, rank.moving)
+    return {kind: time / whole for kind, time in zip(_KINDS, times, strict=True)} if whole else {}
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def _own_memory(rank: RankActivity) -> str:
+    return size_text(rank.private_nbytes) if rank.private_nbytes else "-"
+
+
+def _hidden(activity: SessionActivity, shown: Sequence[RankActivity]) -> list[str]:
+    """Return a line about ranks that have no row."""
+    hidden = set(activity.ranks) - set(shown)
+    counts = {state: sum(rank.state == state for rank in hidden) for state in _IMPORTANT}
+    text = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
+    return [f"… and {len(hidden):,} more ranks: {text}"] if hidden else []
+
+
+def _bad(activity: SessionActivity) -> bool:
+    return activity.phase == "failed" or any(
+        rank.state in ("failed", "dead") and took_part(rank) for rank in activity.ranks
+    )
+
+
+# As text.
+
+
+def table_text(activity: SessionActivity, course: Course, title: str) -> str:
     """Return the sentence and the table in letters."""
-    activity = _before_it_begins(activity)
-    end, marked, shown = axis_end(activity), marked_ranks(activity), shown_ranks(activity)
-    head = ("rank", f"{LETTERS_WIDE * ' '}", *(f"{LETTERS[kind]} {kind}" for kind in _KINDS), _OWN, "state")
+    end, marked = axis_end(activity), marked_ranks(activity, course)
+    shown = shown_ranks(activity, marked)
+    head = ("rank", LETTERS_WIDE * " ", *(f"{LETTERS[kind]} {kind}" for kind in _KINDS), _OWN, "now")
     rows = [
         (
-            f"{'▶' if rank.rank in marked else ' '} {rank.rank}{_host(rank)}",
-            _letters(rank, end),
-            *_figures(rank, end),
-            rank_text(rank, activity),
+            f"{'▶' if rank.rank in marked else ' '} {rank.rank}{rank.host and f' (host {rank.host})'}",
+            f"|{_letters(rank, course, end):<{LETTERS_WIDE}}|",
+            *(_percent(_shares(rank).get(kind)) for kind in _KINDS),
+            _own_memory(rank),
+            "; ".join(
+                [own_text(rank, activity, course), *[chip(rank, activity)] * (rank.rank in marked)]
+            ).strip("; "),
         )
         for rank in shown
     ]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head) - 1)]
     right = range(2, len(head) - 1)
-    aligned = [
+    head, *rows = [
         tuple(cell.rjust(widths[i]) if i in right else cell for i, cell in enumerate(row))
         for row in [head, *rows]
     ]
-    axis = f"the bars end at {fixed_text(end, end)}; {_sums(activity)}" if end else ""
-    foot = "\n".join(line for line in (axis, *_rest(activity, shown)) if line)
-    return Table(plain(sentence(activity)), aligned[0], aligned[1:], foot).text()
+    axis = [f"the strips end at {end:g} s"] * bool(end)
+    foot = [*axis, *_hidden(activity, shown), *states(activity, marked)]
+    above = " · ".join(part for part in (when(activity), progress(activity, course)) if part)
+    return "\n".join([title, *[above] * bool(above), Table("", head, rows, "\n".join(foot)).text()])
 
 
-def _sums(activity: SessionActivity) -> str:
-    return _SUMS + _WHEN * (not any(rank.host for rank in activity.ranks))
+def _letters(rank: RankActivity, course: Course, end: float) -> str:
+    """Return a letter for each part of the axis: what the rank did most in it."""
+    letters = ""
+    stretches = list(course.stretches(rank.rank))
+    for i in range(LETTERS_WIDE if end else 0):
+        middle = (i + 0.5) * end / LETTERS_WIDE
+        here = next((s for s in stretches if s.begin <= middle < s.end), None)
+        if here is None or not any(here[2:5]):
+            letters += " "
+        else:
+            letters += LETTERS[_KINDS[max(range(3), key=lambda kind: here[2 + kind])]]
+    return letters.rstrip()
 
 
-def _before_it_begins(activity: SessionActivity) -> SessionActivity:
-    """Return an activity without what the last cell did, while the next one is being prepared."""
-    if activity.phase not in ("starting", "moving"):
-        return activity
-    ranks = [
-        replace(
-            rank,
-            state=rank.state if rank.state in ("starting", "dead") else "idle",
-            computing=0.0,
-            waiting=0.0,
-            moving=0.0,
-            finished=0.0,
-        )
-        for rank in activity.ranks
-    ]
-    return replace(activity, seconds=0.0, ranks=tuple(ranks))
+# As HTML.
 
 
-def _spent(rank: RankActivity) -> float:
-    return rank.computing + rank.waiting + rank.moving
-
-
-def _of(rank: RankActivity, kind: str) -> float:
-    return {COMPUTING: rank.computing, WAITING: rank.waiting, MOVING: rank.moving}[kind]
-
-
-def _figures(rank: RankActivity, end: float) -> tuple[str, ...]:
-    times = (fixed_text(_of(rank, kind), end) if took_part(rank) else "-" for kind in _KINDS)
-    return (*times, size_text(rank.private_nbytes) if rank.private_nbytes else "-")
-
-
-def _rest(activity: SessionActivity, shown: Sequence[RankActivity]) -> list[str]:
-    """Return a line about ranks that have no row."""
-    hidden = set(activity.ranks) - set(shown)
-    if not hidden:
-        return []
-    counts = {state: sum(rank.state == state for rank in hidden) for state in _IMPORTANT}
-    states = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
-    return [f"… and {len(hidden):,} more ranks: {states}"]
-
-
-def _letters(rank: RankActivity, end: float) -> str:
-    bar, done = "", 0.0
-    for kind in _KINDS:
-        done += _of(rank, kind)
-        bar += LETTERS[kind] * (round(LETTERS_WIDE * done / end) - len(bar) if end else 0)
-    return f"|{bar:<{LETTERS_WIDE}}|"
-
-
-def _row(rank: RankActivity, activity: SessionActivity, end: float, marked: bool, lines: str) -> str:
-    *figures, own = _figures(rank, end)
-    cells = "".join(f'<td class="nbp-n">{figure}</td>' for figure in (*figures, own))
-    mark, kind = ("▶ ", ' class="nbp-marked"') if marked else ("", "")
+def table_html(activity: SessionActivity, course: Course, title: str, stale: str) -> str:
+    """Return the sentence and the table; `stale`: what takes the sentence's place when no news come."""
+    end, marked = axis_end(activity), marked_ranks(activity, course)
+    shown = shown_ranks(activity, marked)
+    bad = _bad(activity)
+    said = _CODE.sub(r"<code>\1</code>", escape_html(title))
+    key = "".join(f"<span>{_swatch(kind)}{kind}</span>" for kind in _KINDS)
+    done = ""
+    if activity.items:
+        width = 100 * sum(rank.items for rank in activity.ranks) / activity.items
+        done = f'<div class="nbp-done"><div style="width:{width:.1f}%"></div></div>'
+    rows = "".join(_row(rank, activity, course, end, (rank.rank in marked, bad)) for rank in shown)
+    axis = f"<span>0</span><span>{end:g} s</span>" if end else "time"
+    lines = [*_hidden(activity, shown), *states(activity, marked)]
     return (
-        f'<tr{kind}><th scope="row" class="nbp-rank">{mark}rank {rank.rank}{escape_html(_host(rank))}</th>'
-        f'<td class="nbp-bar">{_bar(rank, end, lines)}</td>{cells}'
-        f'<td class="nbp-state">{escape_html(rank_text(rank, activity))}</td></tr>'
+        f'<table class="nbp-ranks"><caption><div class="nbp-head"><b class="nbp-title{" nbp-bad" * bad}" '
+        f'role="status">{said}</b>{stale}<small>{escape_html(when(activity))}</small></div>{done}'
+        f'<div class="nbp-more"><span>{escape_html(progress(activity, course))}</span>{key}</div></caption>'
+        f'<thead><tr><th scope="col" class="nbp-rank">rank</th>'
+        f'<th scope="col" class="nbp-bar">{axis}</th>'
+        f'<th scope="col" class="nbp-share">{"done" if activity.items else "share of the cell"}</th>'
+        f'<th scope="col" class="nbp-n">{WAITING}</th><th scope="col" class="nbp-n nbp-own">{_OWN}</th>'
+        f'<th scope="col" class="nbp-state">now</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+        f'<div class="nbp-now">{"".join(f"<p>{escape_html(line)}</p>" for line in lines)}</div>'
     )
 
 
-def _host(rank: RankActivity) -> str:
-    return rank.host and f" (host {rank.host})"
-
-
-def _bar(rank: RankActivity, end: float, lines: str) -> str:
-    about = ", ".join(f"{kind} {fixed_text(_of(rank, kind), end)}" for kind in _KINDS)
+def _row(
+    rank: RankActivity, activity: SessionActivity, course: Course, end: float, marks: tuple[bool, bool]
+) -> str:
+    marked, bad = marks
+    kind = f' class="nbp-{"wrong" if bad else "hot"}"' if marked else ""
+    shares = _shares(rank)
+    now = escape_html(own_text(rank, activity, course))
+    if marked:
+        now += f' <span class="nbp-chip">{chip(rank, activity)}</span>'
+    host = rank.host and f" (host {rank.host})"
     return (
-        f'<svg role="img" aria-label="rank {rank.rank}: {about} of {fixed_text(end, end)}" width="100%" '
-        f'height="{_HEIGHT}" style="display:block;width:100%;height:{_HEIGHT}px">'
-        f'<rect width="100%" height="{_HEIGHT}" fill="currentColor" fill-opacity="0.08"/>{lines}'
-        f"{''.join(_pieces(rank, end))}</svg>"
+        f'<tr{kind}><th scope="row" class="nbp-rank">rank {rank.rank}{escape_html(host)}</th>'
+        f'<td class="nbp-bar">{_strip(rank, course, end, marked and bad)}</td>'
+        f'<td class="nbp-share">{f"{rank.items:,}" if activity.items else _share_bar(shares)}</td>'
+        f'<td class="nbp-n">{_percent(shares.get(WAITING))}</td>'
+        f'<td class="nbp-n nbp-own">{_own_memory(rank)}</td><td class="nbp-state">{now}</td></tr>'
     )
 
 
-def _pieces(rank: RankActivity, end: float) -> Iterator[str]:
-    x = 0.0
-    for kind in _KINDS:
-        width = 100 * _of(rank, kind) / end if end else 0.0
-        if width >= _LEAST:
-            h = _HEIGHTS[kind]
-            yield (
-                f'<rect x="{x:.2f}%" y="{(_HEIGHT - h) / 2:g}" width="{min(width, 100 - x):.2f}%" '
-                f'height="{h}" fill="{COLOURS[kind]}"/>'
-            )
-        x += width
-
-
-def _line(x: float) -> str:
+def _strip(rank: RankActivity, course: Course, end: float, wrong: bool) -> str:
+    stretches = list(course.stretches(rank.rank))
+    times = ", ".join(f"{kind} {_percent(share)}" for kind, share in _shares(rank).items())
+    marks = "".join(_item_end(stretch.end, end) for stretch in stretches if stretch.items)
+    if wrong and end:
+        x = min(_WIDTH * spent(rank) / end, _WIDTH - 8)
+        marks += f'<path d="M{x:.0f} 0h8v14h-8z" class="nbp-x"/>'
     return (
-        f'<line x1="{x:.2f}%" x2="{x:.2f}%" y2="{_HEIGHT}" stroke="currentColor" stroke-opacity="0.3"/>'
-        if x < 99.9
-        else ""
+        f'<svg role="img" aria-label="rank {rank.rank}: {times or "it took no part"}" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" width="100%" height="{_HEIGHT}">'
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="currentColor" fill-opacity="0.08"/>'
+        f"{''.join(_areas(stretches, end))}{marks}</svg>"
     )
 
 
-def _axis(places: Sequence[tuple[float, str]], unit: str, end: float) -> str:
-    """Return the labels of the ticks, the last one with the unit."""
-    if not end:
-        return "time"
-    labels = []
-    for i, (place, label) in enumerate(places):
-        x = 100 * place / end
-        shift = 0 if x < 3 else -100 if x > 88 else -50
-        text = f"{label} {unit}" if i == len(places) - 1 else label
-        labels.append(f'<span style="left:{x:.2f}%;transform:translateX({shift}%)">{text}</span>')
-    return f'<div class="nbp-axis">{"".join(labels)}</div>'
+def _areas(stretches: Sequence[Sequence[float]], end: float) -> Iterator[str]:
+    """Yield an area for each kind, one above the other; equal neighbours are one piece of the path."""
+    floors = [float(_HEIGHT)] * len(stretches)
+    for kind in _FROM_BELOW:
+        path, last = "", (-1.0, 0, 0)  # where the last piece ends, its floor and its height
+        for i, stretch in enumerate(stretches):
+            begin, until = stretch[0], stretch[1]
+            if until <= begin:
+                continue
+            share = stretch[2 + _KINDS.index(kind)] / (until - begin)
+            height = min(share, 1.0) * _HEIGHTS[kind]
+            floor, floors[i] = round(floors[i]), floors[i] - height
+            if (tall := floor - round(floors[i])) > 0:
+                x, wide = _WIDTH * begin / end, _WIDTH * (until - begin) / end
+                if last == (begin, floor, tall):
+                    path = (
+                        path[: path.rindex("h")] + "h" + f"{wide + float(path[path.rindex('h') + 1 :]):.1f}"
+                    )
+                else:
+                    path += (f"V{last[1]}z" if path else "") + f"M{x:.1f} {floor}v-{tall}h{wide:.1f}"
+                last = (until, floor, tall)
+        if path:
+            yield f'<path d="{path}V{last[1]}z" fill="{COLOURS[kind]}"/>'
+
+
+def _item_end(at: float, end: float) -> str:
+    return f'<path d="M{_WIDTH * at / end:.1f} 0v{_HEIGHT}" class="nbp-cut"/>'
+
+
+def _share_bar(shares: dict[str, float]) -> str:
+    x, pieces = 0.0, ""
+    for kind, share in shares.items():
+        pieces += f'<rect x="{x:.1f}" width="{100 * share:.1f}" height="8" fill="{COLOURS[kind]}"/>'
+        x += 100 * share
+    return (
+        '<svg aria-hidden="true" viewBox="0 0 100 8" preserveAspectRatio="none" width="100%" height="8">'
+        f"{pieces}</svg>"
+    )
 
 
 def _swatch(kind: str) -> str:
-    """Return a small piece of a bar, to stand before its name."""
+    """Return a small piece of a strip, to stand before its name."""
     h = _HEIGHTS[kind]
     return (
-        f'<svg aria-hidden="true" width="8" height="{_HEIGHT}" '
-        f'style="display:inline-block;width:8px;height:{_HEIGHT}px;vertical-align:-2px;margin-right:4px">'
-        f'<rect y="{(_HEIGHT - h) / 2:g}" width="8" height="{h}" fill="{COLOURS[kind]}"/></svg>'
-    )
-
-
-# Which rank waited for which, and which sent how much to which: two small tables, ranks by ranks.
-
-SIDE = 16
-"""Ranks by ranks that are shown; of more, the largest figures in a list."""
-_LISTED = 20
-
-
-def matrix_grids(activity: SessionActivity) -> list[Grid]:
-    """Return the two tables of the cell that ran last, as far as they are known."""
-    most = max((seconds for row in activity.waited for seconds in row), default=0.0)
-    cell = f" in In[{activity.number}]" if activity.number else ""
-    grids = []
-    if activity.waited:
-        grids.append(
-            _grid(
-                (f"Waiting time{cell}", "waited for", "no rank waited for another one"),
-                activity.waited,
-                lambda seconds: fixed_text(seconds, most),
-            )
-        )
-    if activity.moved:
-        grids.append(
-            _grid((f"Bytes{cell}", "sent to", "no rank sent data to another one"), activity.moved, size_text)
-        )
-    return grids
-
-
-def _grid(
-    words: tuple[str, str, str], figures: Sequence[Sequence[float]], text: Callable[[float], str]
-) -> Grid:
-    what, verb, nothing = words
-    most = max(figure for row in figures for figure in row)
-    if not most:
-        return Grid(f"{what}: {nothing}", (), (), ())
-    if len(figures) > SIDE:
-        pairs = sorted(
-            ((figure, i, j) for i, row in enumerate(figures) for j, figure in enumerate(row) if figure),
-            key=lambda pair: (-pair[0], *pair[1:]),
-        )
-        rows = [(f"rank {i}", f"rank {j}", text(figure)) for figure, i, j in pairs[:_LISTED]]
-        count = f", the {_LISTED} largest of {len(pairs):,}" if len(pairs) > _LISTED else ""
-        return Grid(f"{what}{count}", ("rank", verb, ""), rows, (2,))
-    ranks = range(len(figures))
-    return Grid(
-        f"{what}: row {verb} column",
-        ("rank", *(f"rank {rank}" for rank in ranks)),
-        [(f"rank {i}", *(text(figures[i][j]) if figures[i][j] else "·" for j in ranks)) for i in ranks],
-        [rank + 1 for rank in ranks],
-        [[figure / most for figure in row] for row in figures],
+        f'<svg aria-hidden="true" width="10" height="{_HEIGHT}" class="nbp-swatch">'
+        f'<rect y="{_HEIGHT - h}" width="10" height="{h}" fill="{COLOURS[kind]}"/></svg>'
     )
 
 
 NOTHING_YET = "known when a cell has ended"
 """What a fold opens before there is anything."""
 NOT_ON_HOSTS = "not known of ranks on several hosts"
+_STALE = (
+    '<b class="nbp-stale">no news since {}: the page was loaded again, or the kernel restarted; '
+    "<code>%parallel_panel</code> shows it as it is</b>"
+)
+"""In the sentence's place, by the style sheet, if figures of a cell that runs stand still for 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +361,10 @@ class PanelView:
     """From `Session.statistics`, the largest first; None: not looked at."""
     note: str = ""
     """A line above."""
+    course: Course = field(default_factory=Course)
+    """What was seen of the cell so far."""
+    as_of: str = ""
+    """The time of day, ``17:31:54``."""
 
     def __repr__(self) -> str:
         return "\n".join(part for part in (self._figures_text(), self._folded_text()) if part)
@@ -515,8 +381,8 @@ class PanelView:
 
     def figures_bundle(self, *, live: bool = True) -> dict[str, str]:
         """Return the output that changes while a cell runs; not `live`: it is the last one."""
-        stale = STALE if live and self.changing else ""
-        return {"text/plain": self._figures_text(), "text/html": self._figures_html() + stale}
+        html = self._figures_html(live=live and self.changing)
+        return {"text/plain": self._figures_text(), "text/html": html}
 
     def folded_bundle(self, identity: str) -> dict[str, str]:
         """Return the output that the folds of `identity` open."""
@@ -526,17 +392,59 @@ class PanelView:
         """Return the note alone."""
         return {"text/plain": self.note, "text/html": f'<div class="nbp">{_paragraph(self.note)}</div>'}
 
+    def _shown(self) -> SessionActivity:
+        """Return the activity without what the last cell did, while the next one is being prepared."""
+        assert self.activity is not None
+        if self.activity.phase not in ("starting", "moving"):
+            return self.activity
+        ranks = [
+            replace(
+                rank,
+                state=rank.state if rank.state in ("starting", "dead") else "idle",
+                computing=0.0,
+                waiting=0.0,
+                moving=0.0,
+                finished=0.0,
+                item=-1,
+                items=0,
+            )
+            for rank in self.activity.ranks
+        ]
+        return replace(self.activity, seconds=0.0, items=0, ranks=tuple(ranks))
+
+    def _course(self, activity: SessionActivity) -> Course:
+        """Return what was seen of this cell, at least now."""
+        if activity.seconds and self.course.task == activity.task and self.course.started:
+            return self.course
+        course = Course(activity.task)
+        course.add(activity)
+        return course
+
     def _figures_text(self) -> str:
         if self.activity is None:
             return NO_RANKS
-        parts = (self.note, ranks_text(self.activity), memory_text(self.activity))
-        return "\n".join(part for part in parts if part)
+        activity = self._shown()
+        course = self._course(activity)
+        title = course.steady(verdict(activity, course), activity)
+        as_of = f"as of {self.as_of}" if self.as_of else ""
+        memory = memory_text(activity, self.segments)
+        return "\n".join(
+            part for part in (self.note, table_text(activity, course, title), memory, as_of) if part
+        )
 
-    def _figures_html(self) -> str:
+    def _figures_html(self, *, live: bool = False) -> str:
         if self.activity is None:
             return f'<div class="nbp">{_paragraph(NO_RANKS)}</div>'
+        activity = self._shown()
+        course = self._course(activity)
+        title = course.steady(verdict(activity, course), activity)
         note = _paragraph(self.note) if self.note else ""
-        return f'<div class="nbp">{note}{ranks_html(self.activity)}{memory_html(self.activity)}</div>'
+        stale = _STALE.format(self.as_of) if live else ""
+        as_of = f'<p class="nbp-as-of">as of {self.as_of}</p>' if self.as_of else ""
+        return (
+            f'<div class="nbp nbp-card{" nbp-live" * live}">{note}'
+            f"{table_html(activity, course, title, stale)}{memory_html(activity, self.segments)}{as_of}</div>"
+        )
 
     def _folded(self) -> dict[str, str]:
         if self.activity is None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nbparallel import sharing
 from nbparallel.session.monitoring.segments import (
     SharedTotals,
-    free_nbytes,
+    memory_extent,
     released_since,
     reports_released,
     sum_up,
@@ -31,7 +31,7 @@ from nbparallel.session.results import CellClock, CellRecord, RankTimes
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.outcomes import is_waiting, times_now, times_of
 from nbparallel.wire.control import ControlView, FailureKind, SlotRecord, State
-from nbparallel.wire.control_layout import ARRIVE
+from nbparallel.wire.control_layout import ARRIVE, ItemRecord
 from nbparallel.wire.system import ReadText, read_text
 from nbparallel.wire.timeline import OperationSpan
 
@@ -197,6 +197,10 @@ class RankActivity:
     """Number of the task that it runs or ran last."""
     stopped: bool = False
     """Whether its process was stopped (SIGSTOP)."""
+    items: int = 0
+    """Of a function that is mapped over items: how many it has done."""
+    item: int = -1
+    """The index of the item that it took last; -1: none."""
 
 
 RankStatistics = RankActivity
@@ -246,6 +250,12 @@ class SessionActivity:
     """``waited[i][j]``: seconds of the last cell in which rank i waited for rank j; empty: not known."""
     moved: tuple[tuple[int, ...], ...] = ()
     """``moved[i][j]``: bytes of the last cell that went from rank i to rank j; empty: not known."""
+    task: int = 0
+    """Number of the cell's task, of which no two have the same; 0: none yet."""
+    items: int = 0
+    """How many items a function is mapped over; 0: it is no map."""
+    memory_nbytes: int | None = None
+    """Bytes of memory of the machine, or the container, with what it swaps to; None if unknown."""
 
 
 class ActivityReader:
@@ -254,7 +264,7 @@ class ActivityReader:
     def __init__(self, ranks: ElasticPool, names: NameDelivery, tasks: TaskDispatcher) -> None:
         self._ranks, self._names, self._tasks = ranks, names, tasks
         self._totals = SharedTotals(0, 0, 0, {})
-        self._limit: tuple[int, int | None] = (-LIMITS_NS, None)
+        self._limit: tuple[int, int | None, int | None] = (-LIMITS_NS, None, None)
         self._pairs: tuple[CellRecord | None, PairTotals] = (None, PairTotals((), ()))
 
     def read(self) -> SessionActivity:
@@ -295,6 +305,7 @@ class ActivityReader:
             culprits=culprits_of(ranks),
             waited=pairs.waited,
             moved=pairs.moved,
+            memory_nbytes=self._limit[2],
         )
 
     def _sum_up(self, pool: RankPool | None) -> SharedTotals:
@@ -309,12 +320,12 @@ class ActivityReader:
 
     def _limit_nbytes(self, now: int) -> int | None:
         """Return what can be shared in all, as of the last second: reading limits of memory takes a while."""
-        read_at, limit = self._limit
-        if now >= read_at + LIMITS_NS:
-            free, totals = free_nbytes(), self._totals
+        if now >= self._limit[0] + LIMITS_NS:
+            free, whole = memory_extent()
+            totals = self._totals
             limit = None if free is None else totals.nbytes + totals.pooled_nbytes + free
-            self._limit = now, limit
-        return limit
+            self._limit = now, limit, whole
+        return self._limit[1]
 
     def _pair_totals(self, record: CellRecord | None, world_size: int) -> PairTotals:
         known, pairs = self._pairs
@@ -355,6 +366,7 @@ class _Look:
         if handle.death is not None:
             state, operation = "dead", describe_death(handle.death)
         memory = (read_memory(handle.pid) if handle.death is None else None) or _NO_MEMORY
+        items = self._items(rank)
         return RankActivity(
             rank=rank,
             pid=handle.pid,
@@ -376,7 +388,20 @@ class _Look:
             threads=memory.threads,
             task=handle.task,
             stopped=memory.stopped,
+            items=items.done,
+            item=items.current,
         )
+
+    def _items(self, rank: int) -> ItemRecord:
+        """Return how far a rank is in the items of this cell."""
+        control, none = self.control, ItemRecord(0, -1, 0)
+        if not self.clock.items or control is None or rank >= control.world_size:
+            return none
+        try:
+            record = ItemRecord.read(control.words, control.layout, rank)
+        except ValueError:  # a new epoch has just begun, and this view was closed
+            return none
+        return record if record.task == self.clock.task else none
 
     def _state(self, handle: RankHandle) -> tuple[str, str, int, int, tuple[int, ...], int]:
         """Return state, operation, line, since when, the ranks that it waits for, and the last line."""
@@ -457,6 +482,8 @@ def phase_fields(clock: CellClock, starting: Sequence[int], moving: tuple[str, i
         "failed_rank": clock.failed_rank,
         "failed_line": clock.failed_line,
         "failed_between": clock.failed_between,
+        "task": clock.task,
+        "items": clock.items,
     }
 
 

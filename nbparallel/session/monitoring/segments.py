@@ -91,11 +91,17 @@ def sum_up(
 
 def free_nbytes() -> int | None:
     """Return how many bytes new arrays can still take; None if the system does not say."""
-    free = [limit.free for limit in limits()]
+    return memory_extent()[0]
+
+
+def memory_extent() -> tuple[int | None, int | None]:
+    """Return how many bytes new arrays can still take, and all of that memory; None if unknown."""
+    found = [(limit.free, limit.whole) for limit in limits()]
     if sharing.get_sharing_strategy() == "file_system":
         extent = os.statvfs(DIRECTORY)
-        free.append(extent.f_bavail * extent.f_frsize)
-    return max(0, min(free)) if free else None
+        found.append((extent.f_bavail * extent.f_frsize, extent.f_blocks * extent.f_frsize))
+    free, whole = min(found, default=(None, None))
+    return None if free is None else max(0, free), whole
 
 
 def gather(

@@ -200,7 +200,10 @@ class TaskDispatcher:
             if (task := request.make(rank)) != run.task:
                 if run.task is None and runs_user_code(task):
                     number = getattr(task, "execution_count", 0)
-                    self.clock = CellClock(number, request.number, request.ranks, began, phase="running")
+                    items = max(0, getattr(task, "items", 0))
+                    self.clock = CellClock(
+                        number, request.number, request.ranks, began, phase="running", items=items
+                    )
                 run.task, pickled = task, pickle.dumps(task, 5)
             handle.send_pickled(Kind.TASK, pickled, request.fds, epoch=pool.epoch)
         return run

@@ -209,7 +209,7 @@ class ItemMap:
         if self._progress:
             self._bar = ProgressBar(self.count)
         self._number = number
-        task = CallTask(number, ranks, (), True, None, pickled.data, True)
+        task = CallTask(number, ranks, (), True, None, pickled.data, self.count)
         return task, (pickled, writer.arrays)
 
     def _fill_pipe(self) -> None:

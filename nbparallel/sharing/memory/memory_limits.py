@@ -51,6 +51,8 @@ class MemoryLimit:
     """Bytes that may still be taken."""
     where: str
     """Whose limit, in words."""
+    whole: int = 0
+    """Bytes in all."""
 
 
 def limits(read: ReadText = read_text) -> Iterator[MemoryLimit]:
@@ -69,7 +71,7 @@ def _machine(read: ReadText) -> MemoryLimit | None:
     if memory is None:
         return None
     available, swap, total = memory
-    return MemoryLimit(available + swap, f"this machine ({size_text(total)} of memory)")
+    return MemoryLimit(available + swap, f"this machine ({size_text(total)} of memory)", total + swap)
 
 
 def _cgroup(read: ReadText, directory: str, version: int) -> MemoryLimit | None:
@@ -89,7 +91,9 @@ def _cgroup(read: ReadText, directory: str, version: int) -> MemoryLimit | None:
         return None
     cache = fields.get(prefix + "inactive_file", 0) + fields.get(prefix + "active_file", 0) // 2
     return MemoryLimit(
-        int(allowed) - used + cache, f"this container (memory cgroup limit {size_text(int(allowed))})"
+        int(allowed) - used + cache,
+        f"this container (memory cgroup limit {size_text(int(allowed))})",
+        int(allowed),
     )
 
 

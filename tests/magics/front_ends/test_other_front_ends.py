@@ -59,7 +59,7 @@ def test_a_saved_panel_says_what_the_last_cell_did() -> None:
     figures, folds, folded = (output["data"] for output in notebook.cells[1]["outputs"])
     assert all(set(data) == {"text/plain", "text/html"} for data in (figures, folds, folded))
     for said in figures.values():
-        assert "In[3]: finished after" in said
+        assert "In[3] finished after" in said
         assert "no ranks are running" not in said
     assert "which rank waited for which" in folds["text/html"]
     assert "Memory of each rank" in folded["text/html"]
@@ -76,7 +76,7 @@ def test_a_panel_above_output_that_is_put_in_order() -> None:
         "%parallel -n 2 __import__('time').sleep(0.5 * (1 - rank)) or print(rank, flush=True)",
     )
     figures, _, _, printed = notebook.cells[1]["outputs"]
-    assert "In[2]: finished after" in figures["data"]["text/plain"]
+    assert "In[2] finished after" in figures["data"]["text/plain"]
     assert printed["text"] == "[rank 0] 0\n[rank 1] 1\n"
 
 

@@ -17,7 +17,7 @@ from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.sharing import Store
 from nbparallel.testing.waiting import wait_until
-from nbparallel_widgets.panel_view import sentence
+from nbparallel_widgets.panel_view import PanelView
 
 SECONDS = 60.0
 
@@ -145,7 +145,7 @@ def test_a_rank_computes_since_its_last_operation(session: Session, held: Callab
     slow = seen.ranks[2]
     assert (slow.state, slow.line, slow.last_line) == ("computing", 2, 4)
     assert slow.seconds <= seen.seconds - 0.3
-    assert "(lines 2-4, computing for " in sentence(seen)
+    assert "in lines 2-4" in str(PanelView(seen))
     held("go 1")
     pending.result(SECONDS)
 

@@ -39,7 +39,7 @@ def take(browser: Browser, lab: LabServer, theme: str) -> bytes:
         page.run(SUM)
         panel = page.run("%parallel_panel")
         running = page.begin(UNEVEN)
-        panel.wait_for_text("wait for")
+        panel.wait_for_text("holds the others up")
         boxes = [box for part in (panel, running) if (box := part.node.bounding_box())]
         left, top = boxes[0]["x"], boxes[0]["y"]
         width, height = boxes[0]["width"], boxes[-1]["y"] + boxes[-1]["height"] - top

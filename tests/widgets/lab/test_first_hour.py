@@ -53,7 +53,7 @@ def test_the_panel_lives_while_a_cell_runs(notebook: NotebookPage, pictures: Pat
     notebook.run("%%parallel -n 2\nx = rank")
     panel = notebook.run("%parallel_panel")
     running = notebook.begin(LATE_RANK)
-    panel.wait_for_text("rank 0 waits for")
+    panel.wait_for_text("rank 1 holds the others up")
     _take_pictures(notebook, "running", pictures, 2)
     (notebook.server.notebooks / "go").touch()
     running.wait()

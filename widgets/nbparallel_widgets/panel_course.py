@@ -1,0 +1,136 @@
+"""What the ranks did since a cell began, as a panel saw it: samples in order, and which held them up."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
+
+MOST_SAMPLES = 120
+"""When there are more, each second one goes: the cell is kept whole, at half the resolution."""
+SENTENCE_SECONDS = 1.0
+"""How long a sentence about a cell that runs stays at least, so that it can be read."""
+
+
+class RankSample(NamedTuple):
+    """What one rank has done since the cell began, in seconds."""
+
+    computing: float
+    waiting: float
+    moving: float
+    items: int
+    """Items that it has done."""
+    known: bool
+    """Whether this is final: how long many short operations have waited is known later."""
+
+    @classmethod
+    def of(cls, rank: RankActivity) -> RankSample:
+        """Return what it has done until now."""
+        return cls(rank.computing, rank.waiting, rank.moving, rank.items, rank.operations is not None)
+
+
+class Stretch(NamedTuple):
+    """What one rank did between two samples."""
+
+    begin: float
+    end: float
+    computing: float
+    """Of that time, as the next two."""
+    waiting: float
+    moving: float
+    items: int
+    """Items that it ended."""
+
+
+@dataclass(slots=True)
+class Course:
+    """The cell that runs, or ran last; `add` what is seen of it, from one thread at a time."""
+
+    task: int = 0
+    """Number of the cell's task."""
+    awaited: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Rank -> seconds that others have waited for it."""
+    slowest: tuple[float, int] = (0.0, -1)
+    """Seconds of the item that took longest, as far as that was seen, and its index."""
+    _samples: list[tuple[float, tuple[RankSample, ...]]] = field(default_factory=list)
+    _unassigned: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Rank -> seconds that it waited for ranks that were not seen yet."""
+    _items: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Rank -> the item that it has, and when that was first seen."""
+    _spacing: float = 0.0
+    _sentence: tuple[str, float] = ("", 0.0)
+
+    def add(self, activity: SessionActivity) -> None:
+        """Record what ranks do now; nothing while they get ready for the next cell."""
+        if activity.phase in ("none", "starting", "moving"):
+            return
+        if activity.task != self.task:
+            self.__init__(activity.task)  # type: ignore[misc]
+        before = self._samples[-1][1] if self._samples else ()
+        sample = tuple(RankSample.of(rank) for rank in activity.ranks)
+        for rank, now in zip(activity.ranks, sample, strict=True):
+            old = before[rank.rank].waiting if len(before) == len(sample) else 0.0
+            self._assign(rank, max(0.0, now.waiting - old), activity.culprits)
+            self._time_item(rank, activity.seconds)
+        while self._samples and activity.seconds <= self._samples[-1][0]:
+            self._samples.pop()  # a cell ends when its last rank has ended it, which is noticed later
+        if len(self._samples) > 1 and activity.seconds < self._samples[-2][0] + self._spacing:
+            self._samples.pop()  # the newest is kept until it is old enough
+        self._samples.append((activity.seconds, sample))
+        if len(self._samples) > MOST_SAMPLES:
+            del self._samples[1:-1:2]
+            self._spacing = activity.seconds / len(self._samples)
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was seen."""
+        return bool(self._samples)
+
+    def _assign(self, rank: RankActivity, waited: float, culprits: tuple[int, ...]) -> None:
+        """Count a wait for the ranks that all others wait for; one that is over was as the next one is."""
+        self._unassigned[rank.rank] += waited
+        roots = [other for other in rank.waits_for if other in culprits] or culprits
+        if rank.state == "waiting" and roots:
+            seconds = self._unassigned.pop(rank.rank)
+            for root in roots:
+                self.awaited[root] += seconds / len(roots)
+
+    def _time_item(self, rank: RankActivity, now: float) -> None:
+        item, since = self._items.get(rank.rank, (-1, now))
+        if rank.item != item:
+            self._items[rank.rank] = rank.item, now
+        if item >= 0:
+            self.slowest = max(self.slowest, (now - since, item))
+
+    def item_seconds(self, rank: int, now: float) -> float:
+        """Return for how long a rank has had its item."""
+        return now - self._items[rank][1] if rank in self._items else 0.0
+
+    def stretches(self, rank: int) -> Iterator[Stretch]:
+        """Yield what a rank did, in order."""
+        begin, before = 0.0, RankSample(0.0, 0.0, 0.0, 0, True)
+        for end, sample in self._samples:
+            newest = sample is self._samples[-1][1]
+            if rank < len(sample) and end > begin and (sample[rank].known or newest):
+                now = sample[rank]
+                computing, waiting, moving = (
+                    max(0.0, new - old) for new, old in zip(now[:3], before[:3], strict=True)
+                )
+                until = end
+                if newest:  # it may have ended in between
+                    until = min(end, begin + computing + waiting + moving)
+                yield Stretch(begin, until, computing, waiting, moving, now.items - before.items)
+                begin, before = end, now
+
+    def steady(self, sentence: str, activity: SessionActivity) -> str:
+        """Return a sentence, or the one before as long as it has stood for less than a second."""
+        old, since = self._sentence
+        now = time.monotonic()
+        counts = activity.phase != "running" or activity.items  # a count is read at a glance
+        if counts or not old or now - since >= SENTENCE_SECONDS:
+            self._sentence = (sentence, since if sentence == old else now)
+        return self._sentence[0]
