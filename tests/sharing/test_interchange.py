@@ -4,7 +4,6 @@ import collections
 import copy
 import ctypes
 import functools
-import gc
 import importlib.util
 import io
 import pickle
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.sharing import current_store
 
 torchs_threads = pytest.mark.may_leave("thread", reason="torch starts its pool of threads with its first sum")
 torch_only = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -92,25 +90,6 @@ def test_torch_takes_it_without_a_copy(strategy):
     assert not nbp.is_shared((tensor + 1).numpy())
     assert nbp.is_shared(tensor)
     assert not nbp.is_shared(tensor.clone().numpy())
-
-
-@torch_only
-@torchs_threads
-def test_a_tensor_keeps_the_memory():
-    """A tensor may be the last thing that looks at the memory, which goes with it."""
-    import torch
-
-    x = nbp.full(100_000, 7.0)
-    place = current_store().location(x)
-    tensor = torch.from_numpy(x)[5:]
-    del x
-    gc.collect()
-    current_store().drain()
-    assert place.segment in {record.segment for record in nbp.segments()}
-    assert float(tensor.sum()) == 7 * 99_995
-    del tensor
-    current_store().drain()
-    assert place.segment not in {record.segment for record in nbp.segments()}
 
 
 @every_strategy
@@ -257,18 +236,6 @@ def ranks():
     with nbp.Session(2) as session:
         session.run("pass", namespace={})
         yield session
-
-
-@pytest.mark.slow
-def test_what_comes_back_is_the_values_own(ranks):
-    """A rank's shared array inside a returned object is the same memory; a bare one is a snapshot."""
-    ranks.run("mine = nbp.zeros(100_000)")
-    inside, bare = ranks.run("{'a': mine}, mine").values[0], ranks.pull("mine")[0]
-    ranks.run("mine[0] = 5")
-    assert inside[0]["a"][0] == inside[1][0] == 5
-    assert bare[0] == 0
-    del inside
-    ranks.run("del mine")
 
 
 def test_a_subclass_with_an_interface_of_its_own_is_looked_at_as_an_array():

@@ -122,17 +122,3 @@ def test_f13_an_owner_that_exits_while_ranks_compute_ends_them_and_itself(
         wait_until_gone(session)
     for word in ("Exception ignored", "leaked", "resource_tracker"):
         assert word not in done.stderr
-
-
-@pytest.mark.slow
-def test_f71_two_owners_do_not_touch_each_other() -> None:
-    """One is killed; the other's ranks are the same processes and work."""
-    first, first_session = start("")
-    second, second_session = start("")
-    before = {record.pid for record in records(second_session)}
-    first.kill()
-    wait_until_gone(first_session)
-    assert {record.pid for record in records(second_session)} == before
-    for owner in (first, second):
-        close(owner)
-    wait_until_gone(second_session)

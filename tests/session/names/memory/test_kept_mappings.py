@@ -61,18 +61,6 @@ def test_a_view_that_arrives_again_is_not_fetched(ranks):
     assert values == [(0, 0), (1, 19), (1, 19)]
 
 
-@pytest.mark.slow
-@pytest.mark.time_limit(60)
-def test_a_view_that_is_broadcast_again(ranks):
-    """The same for collectives."""
-    session, _ = ranks
-    session.run("x = nbp.zeros(100_000) if rank == 0 else None; said.clear()")
-    cell = "for turn in range(20):\n    if rank == 0: x[0] = turn\n    barrier()\n"
-    cell += "    y = broadcast(x, src=0, view=True)\n    assert y[0] == turn\n    del y\n    barrier()\n"
-    session.run(cell)
-    assert session.run("said['FETCH'] <= 2").values == [True] * 3
-
-
 NEW = """
 said.clear()
 for turn in range(30):

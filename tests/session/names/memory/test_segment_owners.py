@@ -100,17 +100,6 @@ def test_a_message_on_its_way(ranks):
     wait_until(lambda: ranks.run(held).values == [[], []], lambda: ranks.run(held).values)
 
 
-@pytest.mark.slow
-def test_a_message_that_nobody_receives(ranks):
-    """What was sent and never received goes with the session, at the latest."""
-    with nbp.Session(2) as session:
-        names = {"x": nbp.zeros(SIZE)}
-        segment = current_store().location(names["x"]).segment
-        session.run("if rank == 0: send([x], 1)", namespace=names)
-        names.clear()
-    assert segment not in segments()
-
-
 def test_a_work_that_was_not_waited_for(ranks):
     """A pending operation holds what it sends; the memory goes when it has ended and been dropped."""
     ranks.run("if rank == 0:\n    work = dist.isend(nbp.ones(100_000), 1)\nelse:\n    got = recv(src=0)")
