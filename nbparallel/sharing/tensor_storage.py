@@ -17,7 +17,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -242,14 +241,6 @@ def tensors_in(x: Any) -> list[torch.Tensor]:
     return [x] if is_tensor(x) else [*x.parameters(), *x.buffers()]
 
 
-@dataclass(slots=True)
-class _Memory:
-    """A storage and the tensors over it that are to be moved."""
-
-    storage: Any
-    tensors: list[Any] = field(default_factory=list)
-
-
 def are_shared(x: Any, store: Store) -> bool:
     """Return whether a tensor, or every tensor of a module, lies in shared memory."""
     return all(is_dense(tensor) and _is_shared(tensor.untyped_storage(), store) for tensor in tensors_in(x))
@@ -269,54 +260,42 @@ def _is_shared(storage: Any, store: Store) -> bool:
 
 def move_tensors(
     tensors: Iterable[Any], store: Store, *, strategy: str | None = None
-) -> tuple[int, list[tuple[Any, int]]]:
+) -> list[tuple[Any, int]]:
     """Move the memory of tensors into shared memory that every process may write.
 
-    Those over one memory are moved together and go on sharing it.
-
-    Returns
-    -------
-    copied : int
-        Bytes.
-    left : list of (tensor, bytes)
-        The first tensor of each memory that something else still views.
+    Those over one memory are moved together and go on sharing it.  Returns the first tensor of each memory
+    that something else still views, and the bytes of that.
 
     Raises
     ------
     NotAnArrayError
         One of them cannot lie in shared memory; nothing has changed.
     """
-    moves = _copies(_memories(tensors), store, strategy)
+    moves = _copies(tensors, store, strategy)
     for over_it, storage, _ in moves:
         for tensor in over_it:
             tensor.data = _view_like(tensor, storage)
-    left = [(over_it[0], storage.nbytes()) for over_it, storage, old in moves if old() is not None]
-    return sum(storage.nbytes() for _, storage, _ in moves), left
-
-
-def _memories(tensors: Iterable[Any]) -> list[_Memory]:
-    found: dict[int, _Memory] = {}
-    for tensor in tensors:
-        check_movable(tensor)
-        storage = tensor.untyped_storage()
-        memory = found.setdefault(storage._cdata, _Memory(storage))
-        # what it is a view of keeps the memory, and is often not the user's: `torch.arange(6).reshape(2, 3)`
-        for viewer in (tensor, tensor._base):
-            if viewer is not None and not any(viewer is other for other in memory.tensors):
-                memory.tensors.append(viewer)
-    return list(found.values())
+    return [(over_it[0], storage.nbytes()) for over_it, storage, old in moves if old() is not None]
 
 
 def _copies(
-    memories: Iterable[_Memory], store: Store, strategy: str | None
+    tensors: Iterable[Any], store: Store, strategy: str | None
 ) -> list[tuple[list[Any], Any, weakref.ref[Any]]]:
     """Return for each private memory its tensors, its copy in shared memory, and whether it still lives."""
-    copies = []
-    for memory in memories:
-        storage = _shared_copy(memory.storage, store, strategy)
-        if storage is not None:
-            copies.append((memory.tensors, storage, weakref.ref(memory.storage)))
-    return copies
+    memories: dict[int, tuple[Any, list[Any]]] = {}
+    for tensor in tensors:
+        check_movable(tensor)
+        storage = tensor.untyped_storage()
+        viewers = memories.setdefault(storage._cdata, (storage, []))[1]
+        # what it is a view of keeps the memory, and is often not the user's: `torch.arange(6).reshape(2, 3)`
+        for viewer in (tensor, tensor._base):
+            if viewer is not None and not any(viewer is other for other in viewers):
+                viewers.append(viewer)
+    copies = [
+        (viewers, _shared_copy(storage, store, strategy), weakref.ref(storage))
+        for storage, viewers in memories.values()
+    ]
+    return [copy for copy in copies if copy[1] is not None]
 
 
 def check_movable(tensor: Any) -> None:
@@ -367,8 +346,7 @@ def _view_like(tensor: Any, storage: Any) -> Any:
 
 def share_tensors(x: Any, store: Store, *, strategy: str | None = None) -> Any:
     """Move a tensor or a module into shared memory and return it; warn if something else holds old memory."""
-    _, left = move_tensors(tensors_in(x), store, strategy=strategy)
-    if left:
+    if left := move_tensors(tensors_in(x), store, strategy=strategy):
         text = ", ".join(
             f"a tensor of shape {tuple(tensor.shape)} ({size_text(n)})" for tensor, n in left[:3]
         )

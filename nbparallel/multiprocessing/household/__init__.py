@@ -12,15 +12,18 @@ alive what it refers to (`HouseholdMember.post`, `take`).  They end with K: the 
 the kernel if the supervisor was killed (`lifeline`).
 """
 
-from nbparallel.multiprocessing.household.introduction import (
+from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, supervised
+from nbparallel.multiprocessing.household.root_supervisor import (
     Fork,
     GuestEnds,
+    HouseholdReport,
     begin_as_guest,
     introduce_guest,
+    membership,
     prepare_fork,
+    report,
+    stop,
 )
-from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, supervised
-from nbparallel.multiprocessing.household.root_supervisor import HouseholdReport, membership, report, stop
 
 __all__ = [
     "Fork",

@@ -50,15 +50,6 @@ class HouseholdMember:
 
         return current_store()
 
-    @property
-    def client(self) -> int:
-        """Client number of this process."""
-        return self.broker.client
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor, a copy of which `introduce` needs in a process that is started."""
-        return self.broker.fileno()
-
     # messages
 
     def post(self, segments: Iterable[int], *, mailbox: int = 0, carried: Iterable[int] = ()) -> int:
@@ -90,16 +81,12 @@ class HouseholdMember:
         return parcel
 
     def take(self, parcel: int) -> None:
-        """Record that a message was received: this process has attached what it wants of it.
+        """Record that a message was received, or will not be written: this process holds what it wants of it.
 
         To be called before any other process learns that it was.  0 is none.
         """
         if parcel:
             self.broker.send(Take(parcel))
-
-    def withdraw(self, parcel: int) -> None:
-        """Record that a message which was posted will not be written."""
-        self.take(parcel)
 
     # mailboxes
 

@@ -193,7 +193,7 @@ class _Opening:
 def withdraw_parcel(parcel: int) -> None:
     """Drop a parcel whose message could not be written."""
     if parcel > 0 and (member := current_membership()) is not None:
-        member.withdraw(parcel)
+        member.take(parcel)
 
 
 def pack(obj: Any, mailbox: int = 0, copies: CallCopies | None = None, *, task: bool = False) -> Packed:

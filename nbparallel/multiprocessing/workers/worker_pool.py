@@ -117,55 +117,43 @@ class PoolMapResult(library.MapResult):  # type: ignore[type-arg]
     wait = PoolResult.wait
 
 
-def _next(results: Any, timeout: float | None) -> Any:
-    """Wait until the next result is there, or it is known that none comes; return it."""
+class _Interruptible:
+    """Results of an iteration, an interrupt of whose wait stops the pool's tasks."""
 
-    def wait(seconds: float | None) -> object:
-        with results._cond:
-            known = results._items or results.has_failed or results._index == results._length
-            return known or results._cond.wait(seconds)
+    has_failed = False
 
-    if not results._items:
-        _wait(results, wait, timeout)
-    if results.has_failed and not results._items:
-        raise StopIteration
-    return library.IMapIterator.next(results, None if timeout is None else 0)
+    def next(self: Any, timeout: float | None = None) -> Any:
+        """Wait until the next result is there, or it is known that none comes; return it."""
+
+        def wait(seconds: float | None) -> object:
+            with self._cond:
+                known = self._items or self.has_failed or self._index == self._length
+                return known or self._cond.wait(seconds)
+
+        if not self._items:
+            _wait(self, wait, timeout)
+        if self.has_failed and not self._items:
+            raise StopIteration
+        return library.IMapIterator.next(self, None if timeout is None else 0)
+
+    __next__ = next
+
+    def end(self: Any, error: BaseException) -> None:
+        """Let the iteration end with an error, whatever length the task thread finds out later."""
+        with self._cond:
+            self._unsorted.clear()
+            self._items.append((False, error))
+            self.has_failed, self._pool = True, None
+            del self._cache[self._job]
+            self._cond.notify()
 
 
-def _end(results: Any, error: BaseException) -> None:
-    """Let an iteration end with an error, whatever length the task thread finds out later."""
-    with results._cond:
-        results._unsorted.clear()
-        results._items.append((False, error))
-        results.has_failed, results._pool = True, None
-        del results._cache[results._job]
-        results._cond.notify()
-
-
-class PoolIterator(library.IMapIterator):  # type: ignore[type-arg]
+class PoolIterator(_Interruptible, library.IMapIterator):  # type: ignore[type-arg]
     """Results in order."""
 
-    has_failed = False
-    end = _end
 
-    def next(self, timeout: float | None = None) -> Any:
-        """Return the next result; an interrupt of the wait stops the pool's tasks."""
-        return _next(self, timeout)
-
-    __next__ = next
-
-
-class UnorderedPoolIterator(library.IMapUnorderedIterator):  # type: ignore[type-arg]
+class UnorderedPoolIterator(_Interruptible, library.IMapUnorderedIterator):  # type: ignore[type-arg]
     """Results as they come."""
-
-    has_failed = False
-    end = _end
-
-    def next(self, timeout: float | None = None) -> Any:
-        """Return the next result; an interrupt of the wait stops the pool's tasks."""
-        return _next(self, timeout)
-
-    __next__ = next
 
 
 INTERRUPTIBLE: dict[type, type] = {

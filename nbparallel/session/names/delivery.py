@@ -159,9 +159,8 @@ def share_tensors_of(names: Sequence[str], namespace: MutableMapping[str, Any], 
         if is_tensor(value) and is_dense(value) and value.untyped_storage()._cdata in owners:
             tensors[id(value)] = value
     names_of = {identity: owners.get(t.untyped_storage()._cdata, "") for identity, t in tensors.items()}
-    _, left = move_tensors(tensors.values(), store)
     held: dict[str, int] = {}
-    for tensor, nbytes in left:
+    for tensor, nbytes in move_tensors(tensors.values(), store):
         held[names_of[id(tensor)]] = held.get(names_of[id(tensor)], 0) + nbytes
     notes = [
         f"{name} moved into shared memory, and a list, a view or another object still has the old memory "
