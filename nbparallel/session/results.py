@@ -278,11 +278,6 @@ class RankTimes:
     operations: int | None
     """How many operations have ended; None: not known now."""
 
-    @property
-    def whole_ns(self) -> int:
-        """The sum of the parts."""
-        return self.computing_ns + self.waiting_ns + self.moving_ns
-
 
 @dataclass(frozen=True, slots=True)
 class CellClock:

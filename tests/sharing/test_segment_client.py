@@ -10,7 +10,7 @@ import pytest
 
 from nbparallel.channel import Channel, SegmentClient, segment_client
 from nbparallel.errors import ChannelClosedError, SegmentLostError
-from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.segments import (
     Drop,

@@ -156,18 +156,6 @@ def _blas() -> tuple[tuple[str, int], ...]:
     return tuple((str(pool["internal_api"]), int(pool["num_threads"])) for pool in threadpool_info())
 
 
-def _pidfd() -> None:
-    os.close(os.pidfd_open(os.getpid()))
-
-
-def _memfd() -> None:
-    os.close(os.memfd_create("nbp-look", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-
-
-def _eventfd() -> None:
-    os.close(os.eventfd(0, os.EFD_CLOEXEC))
-
-
 def _socketpair() -> None:
     for end in Channel.pair():
         end.close()
@@ -180,9 +168,9 @@ def _thread() -> None:
 
 
 _CALLS: Mapping[str, Callable[[], None]] = {
-    "pidfd_open": _pidfd,
-    "memfd_create": _memfd,
-    "eventfd": _eventfd,
+    "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
+    "memfd_create": lambda: os.close(os.memfd_create("nbp-look", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)),
+    "eventfd": lambda: os.close(os.eventfd(0, os.EFD_CLOEXEC)),
     "socketpair": _socketpair,
     "a thread": _thread,
 }

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,8 +195,6 @@ class NameDelivery:
         The notebook's.
     broker : SegmentBroker, optional
         The session's.
-    transform : callable, optional
-        Turns IPython's syntax into Python; by default that of a plain IPython.
 
     Notes
     -----
@@ -207,10 +205,8 @@ class NameDelivery:
         self,
         store: Store,
         broker: SegmentBroker | None = None,
-        *,
-        transform: Callable[[str], str] | None = None,
     ) -> None:
-        self._store, self._broker, self._transform = store, broker, transform
+        self._store, self._broker = store, broker
         self._arrays = SharedArrays(store, broker)
         self._ranks: dict[int, RankVersions] = {}
         self._assigned: set[str] = set()
@@ -248,7 +244,7 @@ class NameDelivery:
         UnpicklableError
             A value that the cell uses cannot travel.  Nothing is sent.
         """
-        free = find_free_names(source, self._transform).with_drawn(draw)
+        free = find_free_names(source).with_drawn(draw)
         with self._lock:
             notes = self._unshown
             notes += self.share(share, namespace) if share else ()

@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nbparallel.transfer.code_names import scan
 
@@ -120,23 +120,17 @@ def is_ipythons_function(name: str, value: object) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def find_free_names(source: str, transform: Callable[[str], str] | None = None) -> FreeNames:
+def find_free_names(source: str) -> FreeNames:
     """Return the free names of a cell; they need not exist.
-
-    Parameters
-    ----------
-    transform : callable, optional
-        Turns IPython's syntax into Python, as ``InteractiveShell.transform_cell``; by default that of a
-        plain IPython.
 
     Raises
     ------
     SyntaxError
         The cell does not compile.
     """
-    tree = _parse(source, transform)
+    tree = _parse(source)
     total = scan(compile(tree, "<cell>", "exec", flags=_FLAGS, dont_inherit=True))
-    magics = _Magics(transform)
+    magics = _Magics()
     if "get_ipython" in total.reads:
         magics.visit(tree)
     unbound = _read_before_bound(tree.body, set())
@@ -164,16 +158,15 @@ def names_of_script(path: str) -> frozenset[str]:
     return found.needed | found.doubtful
 
 
-def _parse(source: str, transform: Callable[[str], str] | None) -> ast.Module:
+def _parse(source: str) -> ast.Module:
     try:
         return ast.parse(source)
     except SyntaxError:
-        if transform is None:
-            # imported here: most cells are plain Python, and scripts need no IPython for them
-            from IPython.core.inputtransformer2 import TransformerManager
+        # imported here: most cells are plain Python, and scripts need no IPython for them
+        from IPython.core.inputtransformer2 import TransformerManager
 
-            transform = TransformerManager().transform_cell  # type: ignore[no-untyped-call]  # IPython's
-        return ast.parse(transform(source))
+        manager: Any = TransformerManager  # IPython's class has no annotations
+        return ast.parse(manager().transform_cell(source))
 
 
 def _read_before_bound(statements: list[ast.stmt], bound: set[str], *, inside: bool = False) -> set[str]:
@@ -252,8 +245,7 @@ def _targets(target: ast.expr) -> Iterator[str]:
 class _Magics(ast.NodeVisitor):
     """Collects names from the calls that IPython's transformation makes of magics and commands."""
 
-    def __init__(self, transform: Callable[[str], str] | None) -> None:
-        self.transform = transform
+    def __init__(self) -> None:
         self.needed: set[str] = set()
         self.doubtful: set[str] = set()
         self.assigned: set[str] = set()
@@ -286,7 +278,7 @@ class _Magics(ast.NodeVisitor):
     def _take_python(self, text: str) -> None:
         for part in {text, _OPTIONS.sub("", text, count=1)}:
             try:
-                found = find_free_names(part, self.transform)
+                found = find_free_names(part)
             except SyntaxError:
                 self._take_expansions(text)
                 continue

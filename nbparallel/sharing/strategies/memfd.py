@@ -26,7 +26,7 @@ from nbparallel.errors import InvalidHandleError
 from nbparallel.sharing.memory.mapping import Access, Content, Mapping
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.page_allocation import explained, fill, map_whole, whole_pages
-from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
+from nbparallel.sharing.strategies.strategy import REGION_NBYTES, Intend, SegmentSource, Strategy, no_session
 
 MFD_NOEXEC_SEAL = 0x8
 """Not in `os` before Python 3.14."""
@@ -120,3 +120,46 @@ def _check(fd: int, nbytes: int) -> None:
         raise InvalidHandleError("a segment's descriptor is no memfd") from error
     if ~seals & (fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW):
         raise InvalidHandleError("a segment is not sealed: another process could truncate it under its users")
+
+
+# The strategy `file_descriptor`: anonymous memory behind a descriptor; see `memfd` for how.
+
+
+class FileDescriptorStrategy(MemfdStrategy):
+    """Sealed memfds; the default on Linux."""
+
+    # docstrings inherited
+
+    @property
+    def name(self) -> str:
+        return "file_descriptor"
+
+
+# The strategy `file_region`: many arrays in one large region.
+#
+# Every strategy packs small arrays (see `Region`); this one packs all but the very large, so that tens of
+# thousands of them cost no more descriptors, mappings and entries in the supervisor's ledger than a few.  The
+# price: the memory of arrays that other processes have seen is freed with the last array of its region, not
+# array by array.
+
+
+class FileRegionStrategy(MemfdStrategy):
+    """Large sealed memfds that hold arrays of up to half their size."""
+
+    def __init__(self, region_nbytes: int = REGION_NBYTES, guard: MemoryGuard | None = None) -> None:
+        super().__init__(guard)
+        self._region_nbytes = region_nbytes
+
+    # docstrings inherited
+
+    @property
+    def name(self) -> str:
+        return "file_region"
+
+    @property
+    def packs_below(self) -> int:
+        return self._region_nbytes // 2
+
+    @property
+    def region_nbytes(self) -> int:
+        return self._region_nbytes

@@ -18,9 +18,8 @@ import nbparallel as nbp
 from nbparallel.channel.segment_client import lost_error
 from nbparallel.errors import SegmentLostError
 from nbparallel.session import Session
-from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
-from nbparallel.sharing.strategies.file_region import FileRegionStrategy
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
+from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy, FileRegionStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.strategy import Strategy

@@ -11,7 +11,7 @@ import nbparallel as nbp
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.session import Session, strategy_bench
 from nbparallel.session.diagnostics.strategy_benchmark import SIZES, StrategyTime, StrategyTimes
-from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
 NAMES = {"file_descriptor", "file_system", "file_region", "mmap", "copy"}

@@ -13,7 +13,7 @@ from nbparallel.sharing.lifecycle import own_segments
 from nbparallel.sharing.lifecycle.own_segments import FIRST_NBYTES
 from nbparallel.sharing.lifecycle.segment import ALIGNMENT, JOIN_SHARE
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
-from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 from tests.harness.stores import mark_interrupted
 from tests.harness.tiers import examples

@@ -11,7 +11,7 @@ import pytest
 from nbparallel.errors import SharedMemoryFullError, StrategyUnavailableError
 from nbparallel.sharing import Store
 from nbparallel.sharing.memory.memory_limits import MARGIN, MemoryGuard, limits
-from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 import nbparallel.sharing as nbp
 from nbparallel.errors import InvalidHandleError, StrategyUnavailableError
 from nbparallel.sharing.strategies import registry
-from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
 

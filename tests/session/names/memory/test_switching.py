@@ -9,7 +9,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
-from nbparallel.sharing.strategies.file_descriptor import FileDescriptorStrategy
+from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
 NEW = """
