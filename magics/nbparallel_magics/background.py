@@ -107,14 +107,14 @@ def fetch(
     remember : callable
         Keeps the error for ``%parallel_tb``.
     """
-    from nbparallel_magics import fetched_result  # brings numpy, which loading must not
+    from nbparallel_magics import result_display  # brings numpy, which loading must not
 
     wait_for_end(cell.pending)
     _assign_ended(variables)
     error = cell.pending.exception()
     if error is not None:
         if (partial := getattr(error, "result", None)) is not None:
-            fetched_result.show(new_output(), partial)
+            result_display.show(new_output(), partial)
         remember(error)
         with brief_errors():
             raise error
@@ -122,7 +122,7 @@ def fetch(
     if cell.out is not None:
         variables[cell.out] = found.values
     ending = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
-    return fetched_result.FetchedResult.of(found, new_output, f"In[{cell.number}]", ending)
+    return result_display.DisplayedResult.of(found, new_output, f"In[{cell.number}]", ending)
 
 
 def _assign_ended(variables: MutableMapping[str, Any]) -> None:

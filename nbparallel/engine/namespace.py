@@ -25,7 +25,7 @@ from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.transfer.variable_info import advice_to_bring
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
-from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
+from nbparallel.wire.name_updates import NameKind, NameUpdate, UsageHints
 
 MISSING: Any = object()
 """Nothing was delivered under the name, or it is gone."""
@@ -188,7 +188,7 @@ class RankNames:
             for name in kept
         )
 
-    def describe_changed(self, uses: NameUses, own: Set[str]) -> tuple[str, ...]:
+    def describe_changed(self, uses: UsageHints, own: Set[str]) -> tuple[str, ...]:
         """Return a line, once, for each of the notebook's objects that a cell changed only here.
 
         `own` are the names that were the rank's own before the cell.

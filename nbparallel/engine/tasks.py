@@ -27,7 +27,7 @@ from nbparallel.errors.questions import ask, class_name, text_of
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.cell_sources import label_of
-from nbparallel.transfer.pieces import Pieces, PieceWriter
+from nbparallel.transfer.pickle_batches import PickleBatch, PickleBatchWriter
 from nbparallel.transfer.shown_values import show_value
 from nbparallel.wire.control_layout import ITEMS, TICKET
 from nbparallel.wire.inspection import DrawnNames, ShownValue
@@ -47,7 +47,7 @@ from nbparallel.wire.messages import (
     Task,
     runs_user_code,
 )
-from nbparallel.wire.name_updates import NameUses
+from nbparallel.wire.name_updates import UsageHints
 from nbparallel.wire.timeline import RankTimeline
 
 # The report of one task on a rank: what it returned or raised, how long it took, what memory it made.
@@ -242,7 +242,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
     """
     report = TaskReport(state, task)
     communicator = state.communicator
-    uses: NameUses | None = task.uses if isinstance(task, CellTask) else None
+    uses: UsageHints | None = task.uses if isinstance(task, CellTask) else None
     hidden: dict[str, Any] | None = None
     own: frozenset[str] = frozenset()
     state.shell.value_text = ""
@@ -402,7 +402,7 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     function, items = _load(state, task.call)
     state.settings.settle()
     _name_source(state, function)
-    results = PieceWriter(store, state.broker, main_globals=state.variables, copy=True)
+    results = PickleBatchWriter(store, state.broker, main_globals=state.variables, copy=True)
     if state.communicator is not None:
         state.communicator.begin_items()
     taken: list[int] = []
@@ -411,7 +411,7 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
             number, length, first = TICKET.unpack(ticket)
             indices = range(first, first + length)
             words[word + 1] = first + 1
-            if isinstance(items, Pieces):
+            if isinstance(items, PickleBatch):
                 loaded = items.load(number, store, broker=state.broker, name=f"item {first}")
                 values = [loaded] if length == 1 else loaded
             else:

@@ -20,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from nbparallel.multiprocessing.connection import Connection, MessageListener, adopt_end
-from nbparallel.multiprocessing.starting.interrupts import begin_interrupts, late_interrupts
+from nbparallel.multiprocessing.starting.interrupts import begin_interrupts, deferred_sigint
 from nbparallel.multiprocessing.starting.process_state import concrete_context
 
 
@@ -105,7 +105,7 @@ class BaseManager(library.BaseManager):
 
     def start(self, *args: Any, **named: Any) -> None:
         """Start the process that holds the objects; interrupts do not reach it."""
-        with late_interrupts():
+        with deferred_sigint():
             super().start(*args, **named)
 
     @classmethod

@@ -111,7 +111,7 @@ class Store:
         self._table.disconnect(broker)
 
     @locked
-    def renumber(self, client: int) -> None:
+    def change_client_id(self, client: int) -> None:
         """Become another client: the process joins a world, or has left one; its arrays stay valid.
 
         Segments bear the number of their maker, so they get new ids, which no process knows yet.
@@ -126,7 +126,7 @@ class Store:
                 f"this process is client {self.client} of a session, and cannot be {client} as well"
             )
         self.client = client
-        self._table.own.renumber(client)
+        self._table.own.change_client_id(client)
         self.rights_changes += 1
 
     @property
@@ -142,10 +142,10 @@ class Store:
         self._table.mark_posted(segments)
 
     @locked
-    def bequeath(self, broker: SegmentBroker) -> list[Inherited] | None:
+    def prepare_fork(self, broker: SegmentBroker) -> list[Inherited] | None:
         """Return what a child that is forked now will have, as the table does; locked until `fork_done`."""
         self._table.reap()
-        inherited = self._table.bequeath(broker)
+        inherited = self._table.prepare_fork(broker)
         self._lock.acquire()
         return inherited
 

@@ -118,7 +118,7 @@ class CellTask(Task):
     go_on: bool
     """Whether a rank's failure only concerns the ranks that wait for it."""
     uses: Any
-    """`NameUses`, or None."""
+    """`UsageHints`, or None."""
     draw: tuple[str, ...] = ()
     """Names of which the beginning is reported, before and after the cell."""
     observers: tuple[str, ...] = ()

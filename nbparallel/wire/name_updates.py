@@ -62,7 +62,7 @@ def _array_update(name: str, unless_assigned: bool, *fields: Any) -> NameUpdate:
     return NameUpdate(name, NameKind.ARRAY, ArrayHandle(*fields), unless_assigned=unless_assigned)
 
 
-class NameUses(NamedTuple):
+class UsageHints(NamedTuple):
     """What a cell does with names, as far as a rank may have to say something about it."""
 
     predefined: tuple[str, ...]

@@ -231,7 +231,7 @@ class ProcessGroup:
         self._store = _store()
         if supervisor is None:
             self._broker = SegmentClient(admission.channel, client=client_of(rank))
-            self._store.renumber(self._broker.client)
+            self._store.change_client_id(self._broker.client)
             self._store.connect(self._broker)
         try:
             self.communicator = Communicator(
@@ -306,7 +306,7 @@ class ProcessGroup:
         # which keeps them for ranks that have not received them yet.
         self._store.disconnect(self._broker)
         self.communicator.close()
-        self._store.renumber(0)
+        self._store.change_client_id(0)
         try:
             self._channel.send(Kind.LEAVE_WORLD, abandon=lambda: self._liveness.lost() is not None)
         except ChannelClosedError:

@@ -8,15 +8,15 @@
             └── guest ──segments──┘               and so on, to any depth
 
 What they send to each other goes through pipes that no supervisor sees; `member` says how a message keeps
-alive what it refers to (`HouseholdMember.post`, `take`).  They end with K: the supervisor sees to that, and
-the kernel if the supervisor was killed (`lifeline`).
+alive what it refers to (`SupervisorConnection.post`, `take`).  They end with K: the supervisor sees to that,
+and the kernel if the supervisor was killed (`lifeline`).
 """
 
-from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, supervised
+from nbparallel.multiprocessing.household.member import SupervisorConnection, current_membership, supervised
 from nbparallel.multiprocessing.household.root_supervisor import (
     Fork,
-    GuestEnds,
     HouseholdReport,
+    InheritedConnection,
     begin_as_guest,
     introduce_guest,
     membership,
@@ -27,9 +27,9 @@ from nbparallel.multiprocessing.household.root_supervisor import (
 
 __all__ = [
     "Fork",
-    "GuestEnds",
-    "HouseholdMember",
     "HouseholdReport",
+    "InheritedConnection",
+    "SupervisorConnection",
     "begin_as_guest",
     "current_membership",
     "introduce_guest",

@@ -1,4 +1,4 @@
-"""Lifeline: a pipe by which the kernel ends guests with their root, also when no supervisor is left to do so.
+"""A pipe by which the kernel ends guests with their root, also when no supervisor is left to do so.
 
 The root alone has the writing end and never writes; it is closed when that process ends, however it ends.
 Each guest has the reading end under an open file of its own, for which it asked for a signal (fcntl(2):
@@ -22,7 +22,7 @@ _F_SETOWN_EX, _F_OWNER_PID, _OWNER = 15, 1, struct.Struct("ii")
 """Of <fcntl.h>.  With a number `fcntl.fcntl` fails within and tries again, which F_SETOWN would have to."""
 
 
-class Lifeline:
+class ParentSentinel:
     """The ends of the pipe that this process has.
 
     Parameters
@@ -74,14 +74,14 @@ class Lifeline:
             os.close(self._reading)
 
 
-_own: list[Lifeline] = []
+_own: list[ParentSentinel] = []
 """The one whose writing end this process has: at most one."""
 
 
-def own_lifeline() -> Lifeline:
+def own_lifeline() -> ParentSentinel:
     """Return the one with which this process, as a root, ends its guests; made on first need."""
     if not _own:
-        _own.append(Lifeline(*os.pipe2(os.O_CLOEXEC)))
+        _own.append(ParentSentinel(*os.pipe2(os.O_CLOEXEC)))
     return _own[0]
 
 
@@ -99,8 +99,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def prepared(reading: int) -> Lifeline | None:
-    """Return what will end a process with the root, once that has called `Lifeline.follow`.
+def prepared(reading: int) -> ParentSentinel | None:
+    """Return what will end a process with the root, once that has called `ParentSentinel.follow`.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def prepared(reading: int) -> Lifeline | None:
 
     Returns
     -------
-    Lifeline or None
+    ParentSentinel or None
         None where the system cannot do that (no /proc): then the supervisor alone ends that process.
     """
     try:
@@ -120,4 +120,4 @@ def prepared(reading: int) -> Lifeline | None:
     with contextlib.suppress(OSError):
         fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(own, fcntl.F_SETFL, os.O_RDONLY | os.O_NONBLOCK | os.O_ASYNC)
-    return Lifeline(own)
+    return ParentSentinel(own)

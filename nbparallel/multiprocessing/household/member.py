@@ -1,4 +1,4 @@
-"""HouseholdMember: this process as a client of a supervisor, for messages in flight."""
+"""SupervisorConnection: this process as a client of a supervisor, for messages in flight."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from nbparallel.wire.parcels import CloseMailbox, Open, Post, Take
 from nbparallel.wire.segments import segment_id
 
 if TYPE_CHECKING:
-    from nbparallel.multiprocessing.household.lifeline import Lifeline
+    from nbparallel.multiprocessing.household.lifeline import ParentSentinel
     from nbparallel.sharing import Store
 
 
-class HouseholdMember:
+class SupervisorConnection:
     """What a process needs to send arrays through pipes, and to start processes that can.
 
     Attributes
     ----------
     broker : SegmentClient
         The connection to the supervisor; pass it on as ``broker=``.
-    lifeline : Lifeline or None
+    lifeline : ParentSentinel or None
         What ends this process's guests, or this guest, with the root.
 
     Notes
@@ -35,7 +35,7 @@ class HouseholdMember:
     ended (`supervised` makes that a `SupervisorDiedError`), and `ForkedRankError` in a forked child.
     """
 
-    def __init__(self, broker: SegmentClient, lifeline: Lifeline | None) -> None:
+    def __init__(self, broker: SegmentClient, lifeline: ParentSentinel | None) -> None:
         self.broker, self.lifeline = broker, lifeline
         self.pid = os.getpid()
         self._serials = itertools.count(1)
@@ -117,7 +117,7 @@ class HouseholdMember:
         """Whether this process has a reading end of any pipe."""
         return bool(self._open)
 
-    def inherit_mailboxes(self, parent: HouseholdMember) -> None:
+    def inherit_mailboxes(self, parent: SupervisorConnection) -> None:
         """Have the reading ends that a forked child has from its parent."""
         self._open = dict(parent._open)
 
@@ -131,11 +131,11 @@ class HouseholdMember:
         self.broker.close()
 
 
-_current: list[HouseholdMember] = []
+_current: list[SupervisorConnection] = []
 """Of this process, or of the one that it was forked from: at most one."""
 
 
-def current_membership() -> HouseholdMember | None:
+def current_membership() -> SupervisorConnection | None:
     """Return the membership that this process has; None if it has none yet."""
     for membership in _current:
         if membership.pid == os.getpid():
@@ -143,7 +143,7 @@ def current_membership() -> HouseholdMember | None:
     return None
 
 
-def set_current(membership: HouseholdMember | None) -> None:
+def set_current(membership: SupervisorConnection | None) -> None:
     """Make it the one of this process."""
     _current[:] = [] if membership is None else [membership]
 

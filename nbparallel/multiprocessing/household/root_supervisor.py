@@ -20,8 +20,13 @@ from typing import Any, TypeVar
 from nbparallel.channel import SegmentClient
 from nbparallel.channel.introduction import IntroducedClient, introduce, socket_of
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
-from nbparallel.multiprocessing.household.lifeline import Lifeline, close_own_lifeline, own_lifeline, prepared
-from nbparallel.multiprocessing.household.member import HouseholdMember, current_membership, set_current
+from nbparallel.multiprocessing.household.lifeline import (
+    ParentSentinel,
+    close_own_lifeline,
+    own_lifeline,
+    prepared,
+)
+from nbparallel.multiprocessing.household.member import SupervisorConnection, current_membership, set_current
 from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import IntroducedRow, LedgerRow, read_report
@@ -60,7 +65,7 @@ class RootSupervisor:
         self._number = 0
         try:
             broker = SegmentClient(self._launch.segments, client=0)
-            self.member = HouseholdMember(broker, own_lifeline())
+            self.member = SupervisorConnection(broker, own_lifeline())
             store.connect(self.member.broker, aside=True)
         except BaseException:
             self._launch.terminate()
@@ -114,7 +119,7 @@ def _root() -> RootSupervisor | None:
     return _roots.get(os.getpid())
 
 
-def membership() -> HouseholdMember:
+def membership() -> SupervisorConnection:
     """Return this process's membership; a root's supervisor is started if there is none.
 
     Raises
@@ -134,7 +139,7 @@ def membership() -> HouseholdMember:
         return _begin()
 
 
-def _begin() -> HouseholdMember:
+def _begin() -> SupervisorConnection:
     from nbparallel.sharing import current_store
 
     store = current_store()
@@ -145,7 +150,7 @@ def _begin() -> HouseholdMember:
                 f"the supervisor of process {os.getpid()} has ended, so that it cannot send arrays any more"
             )
         name_semaphores()  # and the folder, for its fork server, which needs no lock
-        member = HouseholdMember(brokers[0], own_lifeline())
+        member = SupervisorConnection(brokers[0], own_lifeline())
     else:
         root = _root()
         if root is not None and root.ended:
@@ -194,12 +199,12 @@ def report() -> HouseholdReport | None:
 T = TypeVar("T")
 
 
-class GuestEnds:
+class InheritedConnection:
     """What a process that is about to be started needs to be a guest; it is one for the supervisor already.
 
     Parameters
     ----------
-    member : HouseholdMember
+    member : SupervisorConnection
         This process's membership.
     daemon : bool
         Whether that process ends with this one, however that ends; otherwise with the root process only.
@@ -210,7 +215,7 @@ class GuestEnds:
     ----------
     connection : socket
         Its end of its connection.
-    lifeline : Lifeline or None
+    lifeline : ParentSentinel or None
         Its end of the lifeline, under an open file of its own.
     parents : int
         This process's end of the lifeline; -1: there is none.
@@ -221,7 +226,7 @@ class GuestEnds:
         The supervisor has ended.
     """
 
-    def __init__(self, member: HouseholdMember, *, daemon: bool, inherits: bool = False) -> None:
+    def __init__(self, member: SupervisorConnection, *, daemon: bool, inherits: bool = False) -> None:
         self.parents = -1 if member.lifeline is None else member.lifeline.fileno()
         self.lifeline = prepared(self.parents) if self.parents >= 0 else None
         try:
@@ -238,7 +243,7 @@ class GuestEnds:
             self.lifeline.close()
 
 
-def with_membership(begin: Callable[[HouseholdMember], T]) -> T:
+def with_membership(begin: Callable[[SupervisorConnection], T]) -> T:
     """Return what `begin` does with this process's membership, a root's new one if its supervisor has ended.
 
     Raises
@@ -260,15 +265,15 @@ def with_membership(begin: Callable[[HouseholdMember], T]) -> T:
         return begin(another)
 
 
-def introduce_guest(*, daemon: bool) -> GuestEnds:
+def introduce_guest(*, daemon: bool) -> InheritedConnection:
     """Introduce a process that is about to be started in a fresh interpreter, or by a fork server.
 
-    Parameters and errors are those of `GuestEnds` and `with_membership`.
+    Parameters and errors are those of `InheritedConnection` and `with_membership`.
     """
-    return with_membership(lambda member: GuestEnds(member, daemon=daemon))
+    return with_membership(lambda member: InheritedConnection(member, daemon=daemon))
 
 
-def begin_as_guest(connection: int, *, lifeline: int = -1) -> HouseholdMember:
+def begin_as_guest(connection: int, *, lifeline: int = -1) -> SupervisorConnection:
     """Become a client of the supervisor of the process that has started, and introduced, this one.
 
     To be called before anything else: what uses shared memory earlier uses it without a session.
@@ -276,8 +281,8 @@ def begin_as_guest(connection: int, *, lifeline: int = -1) -> HouseholdMember:
     Parameters
     ----------
     connection, lifeline : int
-        Descriptors of what `GuestEnds` has; owned.  Without a lifeline only the supervisor ends this process
-        with the root.
+        Descriptors of what `InheritedConnection` has; owned.  Without a lifeline only the supervisor ends
+        this process with the root.
 
     Raises
     ------
@@ -289,7 +294,7 @@ def begin_as_guest(connection: int, *, lifeline: int = -1) -> HouseholdMember:
     from nbparallel.sharing import begin_in_session
 
     pid = os.getpid()
-    line = Lifeline(lifeline) if lifeline >= 0 else None
+    line = ParentSentinel(lifeline) if lifeline >= 0 else None
     client = IntroducedClient(socket_of(connection))
     try:
         if current_membership() is not None:
@@ -305,7 +310,7 @@ def begin_as_guest(connection: int, *, lifeline: int = -1) -> HouseholdMember:
             line.close()
         raise
     begin_in_session(broker)
-    member = HouseholdMember(broker, line)
+    member = SupervisorConnection(broker, line)
     set_current(member)
     return member
 
@@ -324,19 +329,19 @@ class Fork:
     What the child needs is made before the fork: each page that it touches has to be copied.
     """
 
-    def __init__(self, member: HouseholdMember, *, daemon: bool) -> None:
+    def __init__(self, member: SupervisorConnection, *, daemon: bool) -> None:
         self._sharing = _sharing()
         self._member, self._store = member, self._sharing.current_store()
-        inherited = self._store.bequeath(member.broker)
+        inherited = self._store.prepare_fork(member.broker)
         try:
             self._inherited = inherited or []
             holds = inherited is not None or member.reads_mail  # else the child has nothing to hold
-            self._ends = GuestEnds(member, daemon=daemon, inherits=holds)
+            self._ends = InheritedConnection(member, daemon=daemon, inherits=holds)
         except BaseException:
             self._store.fork_done()
             raise
         self._connected = IntroducedClient(self._ends.connection)
-        self._child = HouseholdMember(self._connected.client, self._ends.lifeline)
+        self._child = SupervisorConnection(self._connected.client, self._ends.lifeline)
         self._child.inherit_mailboxes(member)
 
     def parent(self) -> None:
@@ -344,7 +349,7 @@ class Fork:
         self._store.fork_done()
         self._ends.close()
 
-    def child(self) -> HouseholdMember:
+    def child(self) -> SupervisorConnection:
         """Become a client in the child, which has the arrays, and the reading ends, that its parent had.
 
         Raises

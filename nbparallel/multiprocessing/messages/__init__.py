@@ -3,11 +3,11 @@
 One message of a queue::
 
     sender    Queue.put                  the library's own thread calls parcels.pickle_message:
-                light_pickling.try_pickle  what the library would write, if that needs nothing of ours; else:
+                pickle_fast_path           what the library would write, if that needs nothing of ours; else:
                   parcels.pack, transfer   a shared array becomes a handle, a large private one is copied once
-                  HouseholdMember.post     a parcel holds the segments while the message is under way
+                  SupervisorConnection.post  a parcel holds the segments while the message is under way
     receiver  pickle.loads               parcels.open_parcel: maps the segments
-                HouseholdMember.take       this process holds them now, and the parcel ends
+                SupervisorConnection.take  this process holds them now, and the parcel ends
 
 `parcels` also says which globals of a travelling function the receiver takes and which arrays are copied once
 for many messages, and finds this process's membership without loading the household.

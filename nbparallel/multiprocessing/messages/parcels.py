@@ -30,7 +30,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nbparallel.errors import UnpicklableError
-from nbparallel.multiprocessing.messages.light_pickling import RAISED, try_pickle
+from nbparallel.multiprocessing.messages.pickle_fast_path import RAISED, try_pickle
 
 if TYPE_CHECKING:
     from nbparallel.transfer.pickle_format import Pickled
@@ -108,7 +108,7 @@ _TWICE = 2
 """How often what a container holds is counted, however many places it is in: more is the same."""
 
 
-class CallCopies:
+class ArgumentCache:
     """The copies of one call's arrays; each lives until its array or this object does not.
 
     Parameters
@@ -170,7 +170,7 @@ class Packed(NamedTuple):
 
 
 def pickle_message(
-    obj: Any, mailbox: int = 0, copies: CallCopies | None = None, *, task: bool = False
+    obj: Any, mailbox: int = 0, copies: ArgumentCache | None = None, *, task: bool = False
 ) -> tuple[memoryview, int]:
     """Return an ordinary pickle of `obj`, and the parcel that holds its memory; see `pack`."""
     light = try_pickle(obj)
@@ -196,10 +196,10 @@ def withdraw_parcel(parcel: int) -> None:
         member.take(parcel)
 
 
-def pack(obj: Any, mailbox: int = 0, copies: CallCopies | None = None, *, task: bool = False) -> Packed:
+def pack(obj: Any, mailbox: int = 0, copies: ArgumentCache | None = None, *, task: bool = False) -> Packed:
     """Turn an object into bytes; a parcel holds the memory that they refer to until it is opened.
 
-    `copies` are those of the call that the object is a task of (`CallCopies`).  A `task` maps the files of
+    `copies` are those of the call that the object is a task of (`ArgumentCache`).  A `task` maps the files of
     `numpy.memmap`; anything else, such as its result, has the values of this moment.
 
     Raises
@@ -408,7 +408,7 @@ def bind_free_name(thing: Any, main_globals: dict[str, Any]) -> None:
             main_globals.setdefault(name, thing)
 
 
-class KeptObject:
+class SharedPayload:
     """An object as a message that the sender keeps, which any number of processes open.
 
     Its large private arrays are written into shared memory once, and mapped copy-on-write by each.
@@ -434,7 +434,7 @@ class KeptObject:
             return open_message(self._data, current_membership())
 
 
-def _rebuild(data: bytes) -> KeptObject:
-    made = KeptObject.__new__(KeptObject)
+def _rebuild(data: bytes) -> SharedPayload:
+    made = SharedPayload.__new__(SharedPayload)
     made._data, made._kept = data, None
     return made

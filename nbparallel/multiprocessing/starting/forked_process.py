@@ -52,7 +52,7 @@ class ForkPopen(popen_fork.Popen):
         except ForkedRankError:
             fork = None  # this process takes no part
         try:
-            with interrupts_blocked() if process_obj.interrupts_late else _nothing:
+            with interrupts_blocked() if process_obj.defers_sigint else _nothing:
                 super()._launch(_Child(process_obj, fork))  # type: ignore[misc]  # typeshed has it in Popen
         finally:
             if fork is not None:

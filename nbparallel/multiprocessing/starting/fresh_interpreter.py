@@ -15,7 +15,7 @@ _FOLLOW = (
     "import fcntl, os, select, struct; p = select.poll(); p.register({0}, 0); "
     "fcntl.fcntl({0}, 15, struct.pack('ii', 1, os.getpid())); p.poll(0) and os._exit(1)"
 )
-"""`Lifeline.follow` before anything is imported, which takes seconds on busy cores: the root may end then."""
+"""`ParentSentinel.follow` before anything is imported, which takes seconds on busy cores: it may end then."""
 
 
 class SpawnPopen(popen_spawn_posix.Popen):
@@ -60,7 +60,7 @@ class SpawnPopen(popen_spawn_posix.Popen):
                     (_FOLLOW.format(self.guest_ends.lifeline.fileno()), command[command.index("-c") + 1])
                 )
             self._fds.extend([child_r, child_w])
-            with interrupts_blocked(late=process_obj.interrupts_late):
+            with interrupts_blocked(late=process_obj.defers_sigint):
                 self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[arg-type]
             self.sentinel = parent_r
             os.close(child_r)  # else what does not fit into the pipe waits for a child that is gone

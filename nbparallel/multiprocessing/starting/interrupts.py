@@ -23,9 +23,9 @@ _late = threading.local()
 
 
 @contextmanager
-def late_interrupts() -> Iterator[None]:
+def deferred_sigint() -> Iterator[None]:
     """Have the processes that this thread starts in the block call `begin_interrupts` themselves."""
-    before = starts_late()
+    before = is_sigint_deferred()
     _late.on = True
     try:
         yield
@@ -33,7 +33,7 @@ def late_interrupts() -> Iterator[None]:
         _late.on = before
 
 
-def starts_late() -> bool:
+def is_sigint_deferred() -> bool:
     """Return whether a process that this thread starts now calls `begin_interrupts` itself."""
     return getattr(_late, "on", False)
 
@@ -65,7 +65,7 @@ SLICE_SECONDS = 0.2
 """How late an interrupt can be that came at the wrong moment; arbitrary."""
 
 
-def wait_in_slices(wait: Callable[[float | None], object], timeout: float | None = None) -> bool:
+def wait_interruptibly(wait: Callable[[float | None], object], timeout: float | None = None) -> bool:
     """Return what `wait` does, which is called with a number of seconds until it returns true.
 
     Parameters

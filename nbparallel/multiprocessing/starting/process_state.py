@@ -19,14 +19,14 @@ from multiprocessing.util import Finalize
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from nbparallel.multiprocessing.messages.light_pickling import try_pickle
 from nbparallel.multiprocessing.messages.parcels import introduce_guest, mark_fresh, open_parcel, pack
+from nbparallel.multiprocessing.messages.pickle_fast_path import try_pickle
 from nbparallel.multiprocessing.starting.interrupts import (
     are_blocked,
     begin_interrupts,
     is_readable_within,
-    starts_late,
-    wait_in_slices,
+    is_sigint_deferred,
+    wait_interruptibly,
 )
 
 _current: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class ValueProcess(library.BaseProcess):
 
     ends_with_parent: bool = False
     """Whether it ends with its parent, however that ends, as daemonic ones do; to be set before the start."""
-    interrupts_late: bool = False
+    defers_sigint: bool = False
     """Whether SIGINT is blocked in it until its target calls `begin_interrupts`; to be set before start."""
 
     def __init__(
@@ -102,7 +102,7 @@ class ValueProcess(library.BaseProcess):
         # The library refuses daemonic parents, because their children would outlive them.
         config: dict[str, Any] = library.current_process()._config  # type: ignore[attr-defined]
         daemonic = config.pop("daemon", None)
-        self.interrupts_late = self.interrupts_late or starts_late()
+        self.defers_sigint = self.defers_sigint or is_sigint_deferred()
         try:
             super().start()
         finally:
@@ -112,7 +112,7 @@ class ValueProcess(library.BaseProcess):
     def join(self, timeout: float | None = None) -> None:
         """Wait until the process ends, at most `timeout` seconds."""
         if self._popen is not None and self._parent_pid == os.getpid():  # type: ignore[attr-defined]
-            timeout = None if wait_in_slices(self._ended_within, timeout) else 0
+            timeout = None if wait_interruptibly(self._ended_within, timeout) else 0
         super().join(timeout)
         if (ended := _watchers.get(self)) is not None and self.exitcode is not None:
             del _watchers[self]
@@ -147,7 +147,7 @@ class ValueProcess(library.BaseProcess):
             present_strategy(),
             None if ends is None else DupFd(ends.connection.fileno()),
             None if ends is None or ends.lifeline is None else DupFd(ends.lifeline.fileno()),
-            not (self.interrupts_late or are_blocked()),
+            not (self.defers_sigint or are_blocked()),
         )
         return rebuild_process, (given, *packed)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbparallel.multiprocessing.messages.parcels import KeptObject
+from nbparallel.multiprocessing.messages.parcels import SharedPayload
 from nbparallel.multiprocessing.starting.worker_threads import limit_threads
 from nbparallel.multiprocessing.workers.task_interrupts import worker_place
 from nbparallel.wire.system import ImportHook
@@ -207,11 +207,11 @@ class _Worker:
 _worker = _Worker()
 
 
-def begin_worker(given: Assignment | KeptObject, num_workers: int, seeds: list[int]) -> None:
+def begin_worker(given: Assignment | SharedPayload, num_workers: int, seeds: list[int]) -> None:
     """Begin as a worker of a loader, whose number is this process's place in its pool."""
     _worker.run, _worker.failure = -1, None  # a worker of a loader may have forked this one
     try:
-        assignment = given.open() if isinstance(given, KeptObject) else given
+        assignment = given.open() if isinstance(given, SharedPayload) else given
         number = worker_place()
         _worker.maker = assignment.maker
         _own[:] = [WorkerInfo(number, num_workers, seeds[number], assignment.maker.dataset)]

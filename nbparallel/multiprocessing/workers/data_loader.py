@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from nbparallel.errors import WorkerDiedError
-from nbparallel.multiprocessing.messages.parcels import KeptObject, join_household
-from nbparallel.multiprocessing.starting.interrupts import wait_in_slices
+from nbparallel.multiprocessing.messages.parcels import SharedPayload, join_household
+from nbparallel.multiprocessing.starting.interrupts import wait_interruptibly
 from nbparallel.multiprocessing.starting.process_state import default_context
 from nbparallel.multiprocessing.workers.batches import (
     Assignment,
@@ -154,7 +154,7 @@ class _Workers:
         if context.get_start_method() != "fork":
             # one message for all; what holds locks or queues goes to each process as it starts
             with contextlib.suppress(TypeError, RuntimeError):
-                given = KeptObject(assignment)
+                given = SharedPayload(assignment)
             if given is assignment:
                 gc.collect()  # the error's traceback is a cycle, and holds frames: so the loader
         self.pool = CallPool("loader", size, begin_worker, (given, size, seeds), None, context)
@@ -321,7 +321,7 @@ class _WorkerIteration(Iterator[Any]):
         def has_come(seconds: float | None) -> object:
             return wait(wanted, seconds, FIRST_COMPLETED).done
 
-        if not wait_in_slices(has_come, self._timeout or None):
+        if not wait_interruptibly(has_come, self._timeout or None):
             calls = self._calls.items()
             late = [describe(number, indices) for number, (indices, batch) in calls if not batch.done()]
             raise LibraryTimeoutError(

@@ -25,8 +25,8 @@ from multiprocessing import pool as library
 from multiprocessing import util
 from typing import Any, NamedTuple, cast
 
-from nbparallel.multiprocessing.messages.parcels import CallCopies
-from nbparallel.multiprocessing.starting.interrupts import wait_in_slices
+from nbparallel.multiprocessing.messages.parcels import ArgumentCache
+from nbparallel.multiprocessing.starting.interrupts import wait_interruptibly
 from nbparallel.multiprocessing.starting.process_state import BEFORE_CHILDREN, default_context
 from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
 from nbparallel.wire.system import affine_cpus
@@ -52,7 +52,7 @@ class InterruptibleFuture(Future):  # type: ignore[type-arg]
         if self.done():
             return wait(timeout)
         try:
-            ended = wait_in_slices(self._done_within, timeout)
+            ended = wait_interruptibly(self._done_within, timeout)
         except KeyboardInterrupt:
             if (calls := self._calls()) is not None:
                 calls.interrupt()
@@ -69,14 +69,14 @@ class _Waiting(NamedTuple):
 
     future: InterruptibleFuture
     call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-    copies: CallCopies | None
+    copies: ArgumentCache | None
 
 
 class _MappedFunction(NamedTuple):
     """In place of a function that `Executor.map` calls, until a call is submitted."""
 
     function: Callable[..., Any]
-    copies: CallCopies
+    copies: ArgumentCache
 
 
 class _Calls:
@@ -181,7 +181,7 @@ class _Calls:
         if self._engine.is_own_thread() and not self._have_ended_within(0):
             raise RuntimeError("a callback cannot wait for the other calls: write shutdown(wait=False)")
         try:
-            wait_in_slices(self._have_ended_within)
+            wait_interruptibly(self._have_ended_within)
         except KeyboardInterrupt:
             self.interrupt()
             raise
@@ -315,7 +315,7 @@ class Executor(futures.Executor):
             raise ValueError("chunksize must be >= 1.")
         if options.get("buffersize") is None:
             calls = list(zip(*iterables, strict=False))
-            iterables, copies = tuple(zip(*calls, strict=True)) or ((),), CallCopies(calls)
+            iterables, copies = tuple(zip(*calls, strict=True)) or ((),), ArgumentCache(calls)
         else:
             copies = None
         if chunksize > 1:

@@ -20,7 +20,7 @@ from joblib.parallel import (
     SequentialBackend,
 )
 
-from nbparallel.multiprocessing.messages.parcels import CallCopies, join_household
+from nbparallel.multiprocessing.messages.parcels import ArgumentCache, join_household
 from nbparallel.multiprocessing.starting.process_state import default_context
 from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
 
@@ -104,7 +104,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         self._method = start_method
         self._kind: PoolKind | None = None
         self._engine: CallPool | None = None
-        self._copies: CallCopies | None = None
+        self._copies: ArgumentCache | None = None
         self._open = False
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -141,7 +141,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
 
     def start_call(self) -> None:
         """Begin a call of `Parallel`: what its tasks hold is copied once."""
-        self._copies = CallCopies(())
+        self._copies = ArgumentCache(())
 
     def stop_call(self) -> None:
         """End it."""

@@ -275,7 +275,7 @@ def start_processes(
             reports.append(reading)
             with writing:
                 process = ctx.Process(target=_run, args=(fn, index, args, writing), daemon=daemon)
-                process.ends_with_parent = process.interrupts_late = True
+                process.ends_with_parent = process.defers_sigint = True
                 process.start()
             processes.append(process)
     except BaseException:

@@ -24,13 +24,13 @@ from multiprocessing import pool as library
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, NoReturn
 
-from nbparallel.multiprocessing.messages.light_pickling import try_pickle
 from nbparallel.multiprocessing.messages.parcels import (
-    CallCopies,
+    ArgumentCache,
     pickle_message,
     why_unsendable,
     withdraw_parcel,
 )
+from nbparallel.multiprocessing.messages.pickle_fast_path import try_pickle
 from nbparallel.multiprocessing.starting.interrupts import is_readable_within
 from nbparallel.multiprocessing.starting.process_state import follow_strategy, present_strategy
 from nbparallel.multiprocessing.workers.task_interrupts import TaskInterrupts
@@ -142,7 +142,7 @@ class WorkerPipes:
     """
 
     def __init__(self, max_tasks: int | None) -> None:
-        self.copies: CallCopies | None = None
+        self.copies: ArgumentCache | None = None
         """Of arrays that several tasks of the call hold whose tasks are sent now."""
         self._max_tasks = max_tasks
         self._lost: set[int] = set()

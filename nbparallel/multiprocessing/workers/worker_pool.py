@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from nbparallel.errors import WorkerDiedError
 from nbparallel.errors.questions import class_name, text_of
 from nbparallel.multiprocessing.connection import Pipe
-from nbparallel.multiprocessing.messages.parcels import CallCopies
-from nbparallel.multiprocessing.starting.interrupts import wait_in_slices
+from nbparallel.multiprocessing.messages.parcels import ArgumentCache
+from nbparallel.multiprocessing.starting.interrupts import wait_interruptibly
 from nbparallel.multiprocessing.starting.process_state import argument_tuple, concrete_context, watch_end
 from nbparallel.multiprocessing.workers.dead_workers import end_processes, fail_all, fail_jobs, settle
 from nbparallel.multiprocessing.workers.task_interrupts import (
@@ -95,7 +95,7 @@ def interrupting(pool: Any) -> Iterator[None]:
 def _wait(results: Any, wait: Callable[[float | None], object], timeout: float | None) -> None:
     pool = results._pool  # none is left when the job has ended
     try:  # no context manager: it costs 2 us a result
-        wait_in_slices(wait, timeout)
+        wait_interruptibly(wait, timeout)
     except KeyboardInterrupt:
         if pool is not None:
             interrupt(pool)
@@ -200,7 +200,7 @@ class _OneCall(NamedTuple):
     """In place of the function that works on a chunk, in the process that sends the chunks."""
 
     mapper: Any
-    copies: CallCopies | None
+    copies: ArgumentCache | None
 
 
 class Pool(library.Pool):
@@ -241,7 +241,7 @@ class Pool(library.Pool):
             begun = sharedctypes.RawValue("q", 0)
             pipe = WorkerPipe(workers_end, begun, given.interrupts, siblings, says_why=says_why)
             process = ctx.Process(target=run_worker, args=(given, target, pipe, pipe, *rest))
-            process.interrupts_late = True
+            process.defers_sigint = True
             pipes.add(process, pools_end, begun, given.place)
             watch_end(process, partial(_note_end, pipes, self_))
             return process
@@ -322,7 +322,7 @@ class Pool(library.Pool):
         if chunksize is None:  # the library divides by the workers that it has, which may be none just now
             chunksize = -(-len(iterable) // (self._processes * 4))  # type: ignore[attr-defined]
         if len(iterable) > chunksize > 0:
-            mapper = _OneCall(mapper, CallCopies(iterable if type(iterable) in _LOOKED_AT else ()))
+            mapper = _OneCall(mapper, ArgumentCache(iterable if type(iterable) in _LOOKED_AT else ()))
         return super()._map_async(func, iterable, mapper, chunksize, *callbacks, **named)  # type: ignore[misc]
 
     def _guarded_task_generation(self, job: int, func: Any, iterable: Any) -> Iterator[Any]:
@@ -475,7 +475,7 @@ class CallPool(Pool):
         kwargs: dict[str, Any],
         done: Callable[[bool, Any], object],
         *,
-        copies: CallCopies | None = None,
+        copies: ArgumentCache | None = None,
         name: Callable[[], str] | None = None,
     ) -> None:
         """Call a function in a worker; of what several such calls hold, `copies` has the copies."""
@@ -496,7 +496,7 @@ class CallPool(Pool):
         """Return whether the thread that calls callbacks asks."""
         return threading.current_thread() is self._result_handler  # type: ignore[attr-defined]
 
-    def _one_task(self, task: Any, copies: CallCopies | None) -> Iterator[Any]:
+    def _one_task(self, task: Any, copies: ArgumentCache | None) -> Iterator[Any]:
         self._pipes.copies = copies  # the thread that asks for the task sends it
         try:
             yield task
@@ -549,7 +549,7 @@ def _await_end(thread: threading.Thread) -> None:
         thread.join(seconds)
         return not thread.is_alive()
 
-    wait_in_slices(ended)
+    wait_interruptibly(ended)
 
 
 def _note_end(pipes: WorkerPipes, pool: weakref.ref[Pool], process: Any) -> None:

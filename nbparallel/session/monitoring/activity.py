@@ -84,7 +84,7 @@ _TAKES = ("recv", "irecv", "barrier", "monitored_barrier")
 _TO_ROOT, _FROM_ROOT, _TO_ALL = ("reduce", "gather"), ("broadcast",), ("all_reduce",)
 
 
-class PairTotals(NamedTuple):
+class CommunicationMatrix(NamedTuple):
     """Two square tables over the ranks; an empty one is not known."""
 
     waited: tuple[tuple[float, ...], ...]
@@ -93,7 +93,7 @@ class PairTotals(NamedTuple):
     """Row i, column j: bytes of rank i that operations brought to rank j."""
 
 
-def pair_totals(record: CellRecord, world_size: int) -> PairTotals:
+def communication_matrix(record: CellRecord, world_size: int) -> CommunicationMatrix:
     """Return which rank waited for which in a cell, and what went where.
 
     Waits are those that were noted, as in the timeline.  Bytes are known if every operation that moved any
@@ -109,7 +109,7 @@ def pair_totals(record: CellRecord, world_size: int) -> PairTotals:
                 waited[rank][span.awaited] += span.wait_ns / 1e9
         known = known and _add_bytes(moved, rank, operations, sorted(record.ranks))
     table = tuple(tuple(row) for row in moved) if known else ()
-    return PairTotals(tuple(tuple(row) for row in waited), table)
+    return CommunicationMatrix(tuple(tuple(row) for row in waited), table)
 
 
 def _add_bytes(
@@ -265,7 +265,7 @@ class ActivityReader:
         self._ranks, self._names, self._tasks = ranks, names, tasks
         self._totals = SharedTotals(0, 0, 0, {})
         self._limit: tuple[int, int | None, int | None] = (-LIMITS_NS, None, None)
-        self._pairs: tuple[CellRecord | None, PairTotals] = (None, PairTotals((), ()))
+        self._pairs: tuple[CellRecord | None, CommunicationMatrix] = (None, CommunicationMatrix((), ()))
 
     def read(self) -> SessionActivity:
         """Return what happens now; waits for no rank.
@@ -287,10 +287,10 @@ class ActivityReader:
         if pool is None:
             ranks = tuple(_starting(rank, 0) for rank in starting)
         else:
-            look = _Look(pool.control, clock, record, starting, totals, now)
+            look = _ActivitySnapshot(pool.control, clock, record, starting, totals, now)
             ranks = tuple(look.rank(handle) for handle in list(pool.handles))
         known = not clock.running and not self._ranks.place.parts  # those of one part are no matrix
-        pairs = self._pair_totals(record, len(ranks)) if known else PairTotals((), ())
+        pairs = self._communication_matrix(record, len(ranks)) if known else CommunicationMatrix((), ())
         return SessionActivity(
             running=clock.running,
             number=clock.number,
@@ -327,18 +327,18 @@ class ActivityReader:
             self._limit = now, limit, whole
         return self._limit[1]
 
-    def _pair_totals(self, record: CellRecord | None, world_size: int) -> PairTotals:
+    def _communication_matrix(self, record: CellRecord | None, world_size: int) -> CommunicationMatrix:
         known, pairs = self._pairs
         if record is None:
-            return PairTotals((), ())
+            return CommunicationMatrix((), ())
         if known is not record:
-            pairs = pair_totals(record, world_size)
+            pairs = communication_matrix(record, world_size)
             self._pairs = record, pairs
         return pairs
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _ActivitySnapshot:
     """One look at all ranks."""
 
     control: ControlView | None

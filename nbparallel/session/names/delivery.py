@@ -10,7 +10,7 @@ The notebook records for each rank the version that it delivered (`RankVersions`
 with it.  A value of the same version is not sent again, so a rank keeps what it assigned.  A changed one
 replaces the rank's value, with a note if the rank had assigned its own.  A name that a cell assigned
 without reading it was perhaps never delivered: the notebook's value of that moment is recorded
-(`Baseline`), and as long as it has not changed the rank takes the value only if it has none of its own.
+(`AssignedFrom`), and as long as it has not changed the rank takes the value only if it has none of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nbparallel.session.names.cell_inputs import (
     memmap_notes,
     move_arrays,
 )
-from nbparallel.session.names.encoding import ABSENT, Baseline, RankVersions, SharedArrays, Version
+from nbparallel.session.names.encoding import ABSENT, AssignedFrom, RankVersions, SharedArrays, Version
 from nbparallel.session.names.free_names import FreeNames, find_free_names, is_ipythons
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.strategies import registry
@@ -44,7 +44,7 @@ from nbparallel.sharing.tensor_storage import (
 from nbparallel.sharing.tensors import is_tensor
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.transfer.pickling import Serialised
-from nbparallel.wire.name_updates import NameKind, NameUpdate, NameUses
+from nbparallel.wire.name_updates import NameKind, NameUpdate, UsageHints
 from nbparallel.wire.units import size_text
 
 # Uses of names by a cell about which ranks may have to say something.
@@ -60,7 +60,7 @@ fifth of the time until it runs; a test compares it with the operations.
 """
 
 
-def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUses | None:
+def find_usage_hints(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> UsageHints | None:
     """Return the uses of a cell with these names and values; None if there are none.
 
     `earlier` are the names that earlier cells have assigned; those of this one are added.
@@ -72,7 +72,7 @@ def find_uses(free: FreeNames, inputs: CellInputs, earlier: set[str]) -> NameUse
     kept = sorted((earlier & values.keys()) - free.assigned - inputs.by_word)
     earlier |= free.assigned
     found = sorted(predefined), touched, augmented, kept
-    return NameUses(*map(tuple, found)) if any(found) else None
+    return UsageHints(*map(tuple, found)) if any(found) else None
 
 
 # What is known of a cell's names before it is sent: what it uses, and what each rank then needs.
@@ -94,7 +94,7 @@ class Preparation:
     """To be kept alive until the cell has ended: the updates refer to it."""
     moved_nbytes: Mapping[str, int]
     """Those of `copied_nbytes` that moved an array into shared memory, where it stays."""
-    uses: NameUses | None
+    uses: UsageHints | None
     """What ranks are to look at when the cell has ended."""
     after: Mapping[int, RankVersions]
     """What each rank has once it has applied its updates."""
@@ -301,7 +301,7 @@ class NameDelivery:
                 if (others := sorted(inputs.tied[name] - again))
             ]
             notes += memmap_notes({value.name for value in inputs.sent}, names.bindings)
-            uses = find_uses(names.free, inputs, self._assigned)
+            uses = find_usage_hints(names.free, inputs, self._assigned)
             after = {rank: row for rank in ranks if (row := self._ranks[rank].after) is not None}
             accounts = *inputs.accounts(), dict(inputs.copied)
             return Preparation(updates, tuple(notes), *accounts, uses, after, frozenset(costly))
@@ -409,7 +409,7 @@ class NameDelivery:
         finally:
             self.moving = None
         for baselines, name in unchanged:
-            baselines[name] = Baseline(namespace.get(name, ABSENT))
+            baselines[name] = AssignedFrom(namespace.get(name, ABSENT))
         copied.update(report.copied)
         return report.notes
 
@@ -452,7 +452,7 @@ class NameDelivery:
             for name in gone:
                 updates.append(NameUpdate(name, NameKind.DELETE))
                 after.set_version(name, None)
-                after.baselines[name] = Baseline(ABSENT)
+                after.baselines[name] = AssignedFrom(ABSENT)
             settled = settled.union(gone)
         for name in (names.free.assigned | inputs.assigned) - settled:
             if not is_ipythons(name) and name not in inputs.values:
@@ -470,12 +470,12 @@ class NameDelivery:
 
     def _baseline(
         self, name: str, row: RankVersions, inputs: CellInputs, namespace: Mapping[str, Any]
-    ) -> Baseline:
+    ) -> AssignedFrom:
         if name not in namespace:
-            return Baseline(ABSENT)
+            return AssignedFrom(ABSENT)
         known = row.versions.get(name)
         key = None if known is None or known.kind is NameKind.ARRAY else inputs.key_of(name)
-        return Baseline(None if key is not None else namespace[name], key)
+        return AssignedFrom(None if key is not None else namespace[name], key)
 
 
 def _nbytes(serialised: Serialised) -> int:

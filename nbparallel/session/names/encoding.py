@@ -238,7 +238,7 @@ class Version(NamedTuple):
         return mine == theirs
 
 
-class Baseline:
+class AssignedFrom:
     """The notebook's value of a name when a rank assigned it; keeps no large object alive.
 
     Parameters
@@ -274,7 +274,7 @@ class RankVersions:
     """By name."""
     classes: dict[str, Hashable] = field(default_factory=dict)
     """Keys of class definitions, by the id of the class."""
-    baselines: dict[str, Baseline] = field(default_factory=dict)
+    baselines: dict[str, AssignedFrom] = field(default_factory=dict)
     """Of names that a cell assigned since they were delivered."""
     deliveries: dict[str, int] = field(default_factory=dict)
     """Of names whose tensors others have as well: with which cell they came; those of one cell are tied."""

@@ -20,7 +20,7 @@ from nbparallel.transfer.code_names import scan
 # Which names a cell may change in place: read off its syntax, not certain.
 
 
-class ChangedNames(NamedTuple):
+class MutationHints(NamedTuple):
     """Names by how a cell may change what they are bound to."""
 
     touched: frozenset[str]
@@ -31,7 +31,7 @@ class ChangedNames(NamedTuple):
     """It deletes the name, and does not bind it."""
 
 
-def find_changes(tree: ast.Module) -> ChangedNames:
+def find_mutation_hints(tree: ast.Module) -> MutationHints:
     """Return the names that a cell may change in place; those of its functions count as globals."""
     touched: set[str] = set()
     augmented: set[str] = set()
@@ -50,7 +50,7 @@ def find_changes(tree: ast.Module) -> ChangedNames:
                 bound.add(name)
             case ast.Name(id=name, ctx=ast.Del()):
                 deleted.add(name)
-    return ChangedNames(
+    return MutationHints(
         frozenset(touched),
         frozenset(augmented - bound),
         frozenset(deleted - bound - augmented),
@@ -93,7 +93,7 @@ class FreeNames:
     """Bound or deleted by the cell."""
     mentioned: frozenset[str]
     """All names and attributes in it."""
-    changed: ChangedNames
+    changed: MutationHints
     """What it may change in place."""
     words: frozenset[str] = frozenset()
     """Words in its strings."""
@@ -142,7 +142,7 @@ def find_free_names(source: str) -> FreeNames:
         doubtful=frozenset(name for name in doubtful - needed if not is_ipythons(name)),
         assigned=frozenset(assigned),
         mentioned=frozenset(total.mentioned | magics.mentioned),
-        changed=find_changes(tree),
+        changed=find_mutation_hints(tree),
         words=frozenset(total.words | magics.words),
         scripts=frozenset(total.scripts),
     )
@@ -166,7 +166,8 @@ def _parse(source: str) -> ast.Module:
         from IPython.core.inputtransformer2 import TransformerManager
 
         manager: Any = TransformerManager  # IPython's class has no annotations
-        return ast.parse(manager().transform_cell(source))
+        plain: str = manager().transform_cell(source)
+        return ast.parse(plain)
 
 
 def _read_before_bound(statements: list[ast.stmt], bound: set[str], *, inside: bool = False) -> set[str]:

@@ -34,7 +34,7 @@ from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.elastic_pool import TaskPool
 from nbparallel.session.results import RemoteValue
 from nbparallel.sharing.memory.memory_limits import descriptor_error
-from nbparallel.transfer.pieces import Pieces, PieceWriter
+from nbparallel.transfer.pickle_batches import PickleBatch, PickleBatchWriter
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import TICKET, ItemRecord
 from nbparallel.wire.messages import CallTask, Task
@@ -198,7 +198,7 @@ class ItemMap:
         """Return the task, and what owns memory that it refers to (`TaskFactory`)."""
         self._fill_pipe()
         broker = self._broker = pool.broker
-        writer = PieceWriter(sharing.current_store(), broker)
+        writer = PickleBatchWriter(sharing.current_store(), broker)
         sent: Any = self._items
         if not self._by_index:
             for first, length in self._chunks:
@@ -254,7 +254,7 @@ class ItemMap:
     def results(self, values: Iterable[Any]) -> list[Any]:
         """Return the results in the order of the items, from what the ranks have sent."""
         store = sharing.current_store()
-        chunks: dict[int, tuple[Pieces, int]] = {}
+        chunks: dict[int, tuple[PickleBatch, int]] = {}
         for value in values:
             if isinstance(value, RemoteValue):
                 raise value.error or UnpicklableError(f"the results of rank {value.rank}: {value.reason}")

@@ -3,16 +3,16 @@
 ::
 
     maker: Store.share ─ room in an open Region; else Allocator: MemoryPool, or Strategy.create
-             │ SegmentTable.add: id, address, root               (OwnSegments: live)
-           Store.handle ─ SegmentTable.register                  (OwnSegments)
+             │ SegmentTable.add: id, address, root               (ExportedSegments: live)
+           Store.handle ─ SegmentTable.register                  (ExportedSegments)
              │ REGISTER to the session, before the first handle
              ▼ ArrayHandle, in a message
-    other: Store.attach ─ SegmentTable.root                      (FetchedSegments)
+    other: Store.attach ─ SegmentTable.root                      (ImportedSegments)
              │ the mapping is cached: HOLD; else FETCH, map
              │ its last array dies; reap: RELEASE, the mapping stays in MappingCache
-    maker: its last array dies; reap: RELEASE                    (OwnSegments: released)
+    maker: its last array dies; reap: RELEASE                    (ExportedSegments: released)
              ▼ notice IDLE: no process holds it; or DROP: only a process that died held it
            SegmentTable._handle_notice ─ after IDLE: FORGET
              ▼
-           OwnSegments.retire: the Block goes to MemoryPool; after DROP back to the system
+           ExportedSegments.retire: the Block goes to MemoryPool; after DROP back to the system
 """

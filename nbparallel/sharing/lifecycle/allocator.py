@@ -6,7 +6,7 @@ import time
 from typing import cast
 
 from nbparallel.errors import FileDescriptorLimitError, InternalError, SharedMemoryFullError
-from nbparallel.sharing.lifecycle.own_segments import DEDICATED_SHARE
+from nbparallel.sharing.lifecycle.exported_segments import DEDICATED_SHARE
 from nbparallel.sharing.lifecycle.segment import Block
 from nbparallel.sharing.lifecycle.segment_table import SegmentTable
 from nbparallel.sharing.memory.mapping import Access, Content, Root

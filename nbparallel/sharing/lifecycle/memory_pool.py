@@ -2,7 +2,7 @@
 
 The first touch of fresh shared pages costs about ten times the copy into them (64 MB: 40 ms, then 4 ms).
 What is not reused is freed after a while, also when nothing happens: a rank's loop and the session's thread
-see to it.  A process without a session has neither, so it keeps nothing (`OwnSegments.retire`).
+see to it.  A process without a session has neither, so it keeps nothing (`ExportedSegments.retire`).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from nbparallel.errors import LET_WRITE, ChannelClosedError, InvalidHandleError, ReadOnlyArrayError
 from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle.fetched_segments import FetchedSegments, MappingCache
+from nbparallel.sharing.lifecycle.exported_segments import ExportedSegments, Sessions
+from nbparallel.sharing.lifecycle.imported_segments import ImportedSegments, MappingCache
 from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
-from nbparallel.sharing.lifecycle.own_segments import OwnSegments, Sessions
 from nbparallel.sharing.lifecycle.segment import (
     Block,
     Inherited,
@@ -140,9 +140,9 @@ class SegmentTable:
         self.sessions = Sessions(self.disconnect)
         self.brokers = self.sessions.brokers
         self.pool = pool
-        self.own = OwnSegments(client, pool, self.sessions)
+        self.own = ExportedSegments(client, pool, self.sessions)
         self.cache = MappingCache(pool.budget, pool.on_first)
-        self.fetched = FetchedSegments(self.sessions, self.cache, lambda: self.mapped, self.collect)
+        self.fetched = ImportedSegments(self.sessions, self.cache, lambda: self.mapped, self.collect)
         self._by_mapping: dict[Mapping, Segment] = {}
         self._address_map = AddressMap()
         self._dead = RetryQueue[Lease]()
@@ -337,7 +337,7 @@ class SegmentTable:
                 self.own.posted.add(identifier)
         self.own.give_up_posted()
 
-    def bequeath(self, broker: SegmentBroker) -> list[Inherited] | None:
+    def prepare_fork(self, broker: SegmentBroker) -> list[Inherited] | None:
         """Return the mappings that arrays use, with the segments as a session knows them: registered there.
 
         None: no memory is mapped at all, so that a child has nothing to hold.

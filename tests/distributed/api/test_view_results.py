@@ -43,7 +43,7 @@ def test_the_same_view_is_packed_once(store):
     x.dtype = np.int64
     assert packer.pack(x, view=True).body != changed.body
     asked = store.asked
-    store.rights_changes += 1  # as `allow_write` and `renumber` do: its segment may have another id
+    store.rights_changes += 1  # as `allow_write` and `change_client_id` do: its segment may have another id
     packer.pack(x, view=True)
     assert store.asked == asked + 1
     del x, first, changed

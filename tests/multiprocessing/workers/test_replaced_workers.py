@@ -96,7 +96,7 @@ def test_a_worker_in_anothers_place_starts_as_the_first(tmp_path: Path) -> None:
     run_program(
         """
         def start(_):
-            return mp.current_process().interrupts_late, type(mp.current_process()).__name__
+            return mp.current_process().defers_sigint, type(mp.current_process()).__name__
 
         mp.set_start_method("forkserver")
         with mp.Executor(1, max_tasks_per_child=1) as executor:

@@ -13,7 +13,7 @@ from nbparallel_magics.output.cell_output import CellOutput
 
 
 @dataclass(frozen=True, repr=False, eq=False, kw_only=True)
-class FetchedResult(CellResult):
+class DisplayedResult(CellResult):
     """The result of an ``--async`` cell: displayed, it shows once what the cell printed, and its values."""
 
     new_output: Callable[[], CellOutput]

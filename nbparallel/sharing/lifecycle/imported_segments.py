@@ -17,8 +17,8 @@ from functools import partial
 from nbparallel.errors import FileDescriptorLimitError, SharedMemoryFullError
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.sharing.lifecycle import memory_pool
+from nbparallel.sharing.lifecycle.exported_segments import Sessions
 from nbparallel.sharing.lifecycle.memory_pool import PoolBudget
-from nbparallel.sharing.lifecycle.own_segments import Sessions
 from nbparallel.sharing.lifecycle.segment import Segment, SegmentStatistics
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.memory_limits import check_descriptor, check_mappings, spare
@@ -150,7 +150,7 @@ class MappingCache:
             cached.mapping.unmap()
 
 
-class FetchedSegments:
+class ImportedSegments:
     """The segments that one process has from others, by session and id.
 
     Parameters

@@ -170,7 +170,7 @@ MOST_POSTED = 16
 """Blocks kept that messages may hold and no array here uses: each costs a descriptor."""
 
 
-class OwnSegments:
+class ExportedSegments:
     """The segments that one process made, the regions among them, and the pool of their freed memory.
 
     Notes
@@ -354,7 +354,7 @@ class OwnSegments:
             else:
                 self.by_id.pop(session_id, None)
 
-    def renumber(self, client: int) -> None:
+    def change_client_id(self, client: int) -> None:
         """Give every segment an id of another client number, in no session.
 
         With a number other than 0 other processes may write to them from then on, as to all that a rank

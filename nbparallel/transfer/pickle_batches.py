@@ -1,4 +1,4 @@
-"""Pieces: many objects that are pickled one by one and travel in one message.
+"""PickleBatch: many objects that are pickled one by one and travel in one message.
 
 A receiver rebuilds only those that it needs; one segment holds the large buffers of all.
 """
@@ -18,7 +18,7 @@ from nbparallel.transfer.unpickling import own_globals, unpickle
 
 
 @dataclass(slots=True)
-class Pieces:
+class PickleBatch:
     """Pickled objects; `transfer.pickling` makes bytes of them, and puts large buffers into a segment."""
 
     stream: Any = b""
@@ -35,7 +35,7 @@ class Pieces:
 
     def __reduce__(self) -> tuple[Any, ...]:
         buffers = {n: [pickle.PickleBuffer(part) for part in parts] for n, parts in self.buffers.items()}
-        return Pieces, (pickle.PickleBuffer(self.stream), self.ends, buffers, self.special)
+        return PickleBatch, (pickle.PickleBuffer(self.stream), self.ends, buffers, self.special)
 
     def load(self, number: int, store: ArrayStore, *, broker: Any = None, name: str = "an object") -> Any:
         """Rebuild one object.
@@ -63,8 +63,8 @@ class Pieces:
             raise UnpicklableError(f"{text}; see the cause for the line that raised") from error
 
 
-class PieceWriter:
-    """Takes objects apart for `Pieces`.
+class PickleBatchWriter:
+    """Takes objects apart for `PickleBatch`.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class PieceWriter:
         self._store, self._broker, self._main_globals, self._copy = store, broker, main_globals, copy
         self._files = None if copy else Files.SHARED
         self._stream = bytearray()
-        self._pieces = Pieces()
+        self._pieces = PickleBatch()
         self.arrays: list[Any] = []
 
     def add(self, obj: Any, name: str) -> None:
@@ -119,7 +119,7 @@ class PieceWriter:
             self.arrays += made.arrays
         pieces.ends.append(len(self._stream))
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> PickleBatch:
         """Return what was added so far."""
         self._pieces.stream = self._stream
         return self._pieces
