@@ -8,7 +8,6 @@ from typing import Any
 from nbparallel_magics.completion import RankCompleter
 from nbparallel_magics.error_display import ErrorRendering
 from nbparallel_magics.magics import ParallelMagics
-from nbparallel_magics.output.overflow import remove_abandoned
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views.introspection import RankIntrospection
 
@@ -56,7 +55,6 @@ def load(shell: Any) -> None:
         loaded = _LoadedExtension(shell)
         loaded.install()
         setattr(shell, _ATTRIBUTE, loaded)
-        remove_abandoned()
         if type(shell).__module__.startswith("xeus_python"):
             print(_IN_XEUS)  # noqa: T201
         loaded.state.prestarted.start()

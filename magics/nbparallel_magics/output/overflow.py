@@ -8,29 +8,25 @@ import json
 import mimetypes
 import os
 import shutil
-import stat
 import tempfile
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from nbparallel.wire import locked_names
 from nbparallel.wire.units import size_text
 from nbparallel_magics.output.layout import Item, Rich, Text
 
 PREFIX = "nbparallel-output-"
-_LOCK = ".lock"
-"""A file inside the folder, locked as long as the notebook lives (`wire.locked_names`)."""
 
 
 class LogFolder:
-    """A temporary folder of log files, written by this process and readable by this user alone."""
+    """A temporary folder of log files, written by this process and readable by this user alone.
+
+    Like any program's, it stays where a signal kills the process.
+    """
 
     def __init__(self) -> None:
         self._path = ""
-        self._lock_fd = -1
-        self._count = 0
         self._removed = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -41,11 +37,9 @@ class LogFolder:
             if self._removed:
                 raise FileNotFoundError("the extension was unloaded")
             if not os.path.isdir(self._path):  # not made yet, or removed by a clean-up of temporary files
-                self._release()
-                self._path, self._lock_fd = _make()
-            self._count += 1
-            path = os.path.join(self._path, f"output-{self._count}.log")
-        os.close(new_file(path))
+                self._path = tempfile.mkdtemp(prefix=PREFIX)
+            fd, path = tempfile.mkstemp(".log", "output-", self._path)
+        os.close(fd)
         return path
 
     def remove(self) -> None:
@@ -54,57 +48,8 @@ class LogFolder:
             return
         with self._lock:
             path, self._path, self._removed = self._path, "", True
-            if path:
-                shutil.rmtree(path, ignore_errors=True)
-            self._release()
-
-    def _release(self) -> None:
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-def new_file(path: str) -> int:
-    """Create a file that did not exist, for this user alone, and return its descriptor."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def _make() -> tuple[str, int]:
-    """Return a new folder, and the descriptor that holds its lock."""
-    path = tempfile.mkdtemp(prefix=PREFIX)
-    fd = new_file(os.path.join(path, _LOCK))
-    if locked_names.hold(fd):
-        return path, fd
-    os.close(fd)  # a sweep has found it in this moment
-    return _make()
-
-
-def remove_abandoned() -> None:
-    """Remove log folders of this user's killed notebooks, in the background."""
-    try:
-        found = [entry for entry in os.scandir(tempfile.gettempdir()) if entry.name.startswith(PREFIX)]
-    except OSError:
-        return
-    if found:
-        folders = [Path(entry.path) for entry in found]
-        threading.Thread(target=sweep, args=(folders,), name="nbparallel-old-logs", daemon=True).start()
-
-
-def sweep(folders: list[Path]) -> None:
-    """Remove those folders of this user whose lock no process holds."""
-    for folder in folders:
-        try:
-            status = os.lstat(folder)
-            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-            if not ours or locked_names.unseen_reason(str(folder)):
-                continue
-            fd = locked_names.seize(str(folder / _LOCK))
-        except OSError:
-            continue  # in use, just made, or not made by us
-        try:
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(fd)
+        if path:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 LARGEST_LOG = 1_000_000_000
@@ -127,7 +72,6 @@ class OverflowLog:
     def __init__(self, folder: LogFolder | None, limit: int, so_far: Iterable[tuple[int, Item]]) -> None:
         self.path = ""
         self._size = 0
-        self._files = 0
         self._last: int | None = None
         self.notice = f"the cell printed more than {size_text(limit)}; "
         """The line for the user."""
@@ -174,10 +118,9 @@ class OverflowLog:
         lines = [str(item.data.get("text/plain", ""))]
         for kind, content in item.data.items():
             if kind != "text/plain":
-                self._files += 1
-                path = f"{self.path[: -len('.log')]}-{self._files}{_suffix(kind)}"
-                data = _as_bytes(kind, content)
-                with open(new_file(path), "wb") as file:
+                data, (log, _) = _as_bytes(kind, content), os.path.splitext(self.path)
+                fd, path = tempfile.mkstemp(_suffix(kind), f"{os.path.basename(log)}-", os.path.dirname(log))
+                with open(fd, "wb") as file:
                     file.write(data)
                 self._size += len(data)
                 lines.append(f"({kind} is in {path})")

@@ -15,9 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import nbparallel_magics
 from nbparallel.testing.waiting import wait_until
-from nbparallel.wire import locked_names
 from nbparallel_magics.output import overflow
-from nbparallel_magics.output import overflow as log_folder
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.overflow import LogFolder
 from tests.magics.output.page import Page
@@ -163,24 +161,3 @@ def test_a_full_disk_is_told_and_stops_nobody(
         out.stream(0, "stdout", "t" * 50)
     out.finish()
     assert page.text.count("has 109 B, which is the most") == 1
-
-
-def test_what_a_killed_kernel_left_is_removed(tmp_path: Path) -> None:
-    """Folders that no process has locked go; those of the living, those that are not ours and links stay."""
-    if reason := locked_names.unseen_reason(str(tmp_path)):  # such as in a chroot
-        pytest.skip(f"{tmp_path}: {reason}, so nothing is removed there")
-    made = {}
-    for name in ("dead", "living", "nobody"):
-        made[name] = tmp_path / f"{log_folder.PREFIX}{name}"
-        made[name].mkdir(mode=0o700)
-        (made[name] / "output-1.log").write_text("x")
-        if name != "nobody":
-            (made[name] / ".lock").touch()
-    living = os.open(made["living"] / ".lock", os.O_RDONLY)
-    assert locked_names.hold(living)
-    made["link"] = tmp_path / f"{log_folder.PREFIX}link"
-    made["link"].symlink_to(made["living"])
-    log_folder.sweep([*made.values(), tmp_path / "gone"])
-    assert {name for name, folder in made.items() if folder.is_dir()} == {"living", "nobody", "link"}
-    os.close(living)
-    assert (made["living"] / "output-1.log").exists()
