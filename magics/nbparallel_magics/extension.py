@@ -12,39 +12,7 @@ from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views.introspection import RankIntrospection
 
 _ATTRIBUTE = "_nbparallel_magics"
-"""Attribute of the shell with its `_LoadedExtension`: a process may have several shells."""
-
-
-class _LoadedExtension:
-    """The extension in one shell: state, magics, error display, completer."""
-
-    def __init__(self, shell: Any) -> None:
-        self.shell = shell
-        self.state = ExtensionState(shell)
-        self.magics = ParallelMagics(self.state)
-        self.errors = ErrorRendering(shell)
-        self.completer = RankCompleter(self.state)
-        self.introspection = RankIntrospection(shell, self.state.running_session)
-
-    def install(self) -> None:
-        self.shell.register_magics(self.magics)
-        self.errors.install()
-        self.completer.install()
-        self.introspection.install()
-        self.state.install()
-
-    def remove(self) -> None:
-        manager = self.shell.magics_manager
-        for kind in ("line", "cell"):
-            for name in self.magics.magics[kind]:
-                if getattr(manager.magics[kind].get(name), "__self__", None) is self.magics:
-                    del manager.magics[kind][name]
-        self.shell.configurables.remove(self.magics)  # IPython's Magics puts itself there
-        manager.registry.pop(type(self.magics).__name__, None)
-        self.completer.remove()
-        self.introspection.remove()
-        self.errors.remove()
-        self.state.remove()
+"""Attribute of the shell with state, magics and all parts: a process may have several shells."""
 
 
 def load(shell: Any) -> None:
@@ -52,12 +20,17 @@ def load(shell: Any) -> None:
     if _on_a_rank():
         print("nbparallel is loaded in the notebook; on a rank there is nothing to load")  # noqa: T201
     elif getattr(shell, _ATTRIBUTE, None) is None:
-        loaded = _LoadedExtension(shell)
-        loaded.install()
-        setattr(shell, _ATTRIBUTE, loaded)
+        state = ExtensionState(shell)
+        magics = ParallelMagics(state)
+        introspection = RankIntrospection(shell, state.running_session)
+        parts = RankCompleter(state), introspection, ErrorRendering(shell), state
+        shell.register_magics(magics)
+        for part in parts:
+            part.install()
+        setattr(shell, _ATTRIBUTE, (state, magics, parts))
         if type(shell).__module__.startswith("xeus_python"):
             print(_IN_XEUS)  # noqa: T201
-        loaded.state.prestarted.start()
+        state.prestarted.start()
 
 
 _IN_XEUS = (
@@ -75,12 +48,22 @@ def _on_a_rank() -> bool:
 def unload(shell: Any) -> None:
     """End the ranks and remove the magics (idempotent)."""
     loaded = getattr(shell, _ATTRIBUTE, None)
-    if loaded is not None:
-        setattr(shell, _ATTRIBUTE, None)
-        loaded.remove()
+    if loaded is None:
+        return
+    setattr(shell, _ATTRIBUTE, None)
+    _, magics, parts = loaded
+    manager = shell.magics_manager
+    for kind in ("line", "cell"):
+        for name in magics.magics[kind]:
+            if getattr(manager.magics[kind].get(name), "__self__", None) is magics:
+                del manager.magics[kind][name]
+    shell.configurables.remove(magics)  # IPython's Magics puts itself there
+    manager.registry.pop(type(magics).__name__, None)
+    for part in parts:
+        part.remove()
 
 
 def state_of(shell: Any) -> ExtensionState | None:
     """Return the state of the extension in a shell, or None if it is not loaded there."""
     loaded = getattr(shell, _ATTRIBUTE, None)
-    return None if loaded is None else loaded.state
+    return None if loaded is None else loaded[0]

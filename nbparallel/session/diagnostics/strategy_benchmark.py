@@ -13,13 +13,12 @@ import statistics
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nbparallel.errors import InternalError, NbParallelError
-from nbparallel.errors.text.table import Table, TableView
+from nbparallel.errors.text.table import Table
 from nbparallel.session.session import Session
 from nbparallel.sharing import current_store, get_all_sharing_strategies
 from nbparallel.sharing.memory import memory_limits
@@ -41,51 +40,18 @@ STEPS = ("allocate", "first touch", "hand over", "attach", "first read", "free")
 """What happens to an array, in order; the rank attaches and reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class StrategyTime:
-    """Times of one strategy and size."""
-
-    strategy: str
-    """Its name."""
-    nbytes: int
-    """Size of the array."""
-    seconds: tuple[float, ...]
-    """Of each of `STEPS`: medians."""
-    runs: int
-    """How many runs the medians are of."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class StrategyTimes(TableView):
-    """All times of one measurement."""
-
-    times: tuple[StrategyTime, ...]
-    """By size, the quickest of a size first."""
-    left_out: tuple[str, ...]
-    """Sentences: what was not measured, and why."""
-
-    def table(self) -> Table:
-        """Return a row for each size and strategy."""
-        rows = [
-            (t.strategy, size_text(t.nbytes), *map(seconds_text, (*t.seconds, sum(t.seconds))))
-            for t in self.times
-        ]
-        runs = f"medians of up to {RUNS} runs; other work on the machine makes every time longer"
-        title = "one array, from the notebook to a rank and back to the system (the quickest first)"
-        return Table(title, ("strategy", "size", *STEPS, "in all"), rows, "\n".join([*self.left_out, runs]))
-
-
 def strategy_bench(
     session: Session | None = None,
     *,
     strategies: Sequence[str] | None = None,
     sizes: Sequence[int] = SIZES,
     seconds: float = SECONDS,
-) -> StrategyTimes:
+) -> Table:
     """Measure what sharing strategies cost here, on rank 0 of a session.
 
-    The current strategy stays as it is, and nothing is left behind, also after an interrupt.  Other ranks do
-    nothing.  Memory that was kept for the next arrays is freed.
+    Returns a row for each size and strategy, the quickest of a size first; what was not measured, and why,
+    stands below.  The current strategy stays as it is, and nothing is left behind, also after an interrupt.
+    Other ranks do nothing.  Memory that was kept for the next arrays is freed.
 
     Parameters
     ----------
@@ -111,14 +77,14 @@ def strategy_bench(
     if wrong := [size for size in sizes if size <= 0 or size % 8]:
         raise ValueError(f"sizes are positive multiples of 8 bytes, not {wrong[0]}")
     deadline = time.monotonic() + seconds
-    times: list[StrategyTime] = []
+    rows: list[tuple[str, ...]] = []
     left_out: list[str] = []
     with contextlib.ExitStack() as stack:
         used = stack.enter_context(Session(1)) if session is None else session
         used.start()
         for nbytes in sorted({1 << 10, *sizes}):  # imports are no strategy's cost
             free = min((limit.free for limit in memory_limits.limits()), default=nbytes * MEMORY_SHARE)
-            if nbytes * MEMORY_SHARE > free or (times and time.monotonic() > deadline):
+            if nbytes * MEMORY_SHARE > free or (rows and time.monotonic() > deadline):
                 reason = f"only {size_text(free)} of memory are free"
                 if time.monotonic() > deadline:
                     reason = f"{seconds:g} s are over: --seconds allows more"
@@ -138,14 +104,14 @@ def strategy_bench(
                     break
             if nbytes in sizes:
                 kept = {name: every[1:] or every for name, every in runs.items() if every}
-                found = [
-                    StrategyTime(
-                        name, nbytes, tuple(map(statistics.median, zip(*every, strict=True))), len(every)
-                    )
-                    for name, every in kept.items()
-                ]
-                times += sorted(found, key=lambda t: sum(t.seconds))
-    return StrategyTimes(tuple(times), tuple(left_out))
+                found = {
+                    name: [*map(statistics.median, zip(*every, strict=True))] for name, every in kept.items()
+                }
+                for name, times in sorted(found.items(), key=lambda item: sum(item[1])):
+                    rows.append((name, size_text(nbytes), *map(seconds_text, (*times, sum(times)))))
+    title = "one array, from the notebook to a rank and back to the system (the quickest first)"
+    left_out.append(f"medians of up to {RUNS} runs; other work on the machine makes every time longer")
+    return Table(title, ("strategy", "size", *STEPS, "in all"), rows, "\n".join(left_out))
 
 
 def _run(session: Session, name: str, nbytes: int) -> tuple[float, ...]:

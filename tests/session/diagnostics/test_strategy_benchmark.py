@@ -10,7 +10,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.session import Session, strategy_bench
-from nbparallel.session.diagnostics.strategy_benchmark import SIZES, StrategyTime, StrategyTimes
+from nbparallel.session.diagnostics.strategy_benchmark import SIZES
 from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
@@ -32,11 +32,10 @@ def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
     mine = nbp.zeros(1 << 17)
     before = (nbp.get_sharing_strategy(), two.statistics().shared_segments)
     found = strategy_bench(two, sizes=[1 << 20, 1 << 10], seconds=60)
-    sizes = (1 << 10, 1 << 20)
-    assert {(time.strategy, time.nbytes) for time in found.times} == {(n, s) for n in NAMES for s in sizes}
-    assert all(step > 0 for time in found.times for step in time.seconds)
-    assert all(time.runs >= 3 for time in found.times)
-    assert found.left_out == ()
+    sizes = ("1.0 KiB", "1.0 MiB")
+    assert {row[:2] for row in found.rows} == {(name, size) for name in NAMES for size in sizes}
+    assert all(len(row) == len(found.head) and all(row) for row in found.rows)
+    assert "left out" not in found.foot
     assert (nbp.get_sharing_strategy(), two.statistics().shared_segments) == before
     assert mine[0] == 0
 
@@ -45,13 +44,12 @@ def test_every_strategy_is_measured_on_a_rank(two: Session) -> None:
 def test_what_does_not_fit_is_left_out_and_said(two: Session) -> None:
     """Too little memory, and too little time, leave sizes out; the first size is measured in any case."""
     figures = strategy_bench(two, strategies=["copy"], sizes=[1024, 1 << 44, 1 << 45], seconds=30)
-    assert {time.nbytes for time in figures.times} == {1024}
-    (reason,) = figures.left_out
-    assert reason.startswith("left out: from 16.0 TiB on (only ")
+    assert [row[1] for row in figures.rows] == ["1.0 KiB"]
+    assert figures.foot.startswith("left out: from 16.0 TiB on (only ")
     figures = strategy_bench(two, strategies=["copy"], sizes=[1024, 1 << 20, 1 << 21], seconds=1e-9)
-    assert [(time.nbytes, time.runs) for time in figures.times] == [(1024, 1)]
-    assert "allows more" in figures.left_out[0]
-    assert figures.left_out[0] in repr(figures)
+    assert [row[1] for row in figures.rows] == ["1.0 KiB"]
+    assert "allows more" in figures.foot
+    assert figures.foot in repr(figures)
 
 
 class Tired(FileDescriptorStrategy):
@@ -72,12 +70,12 @@ def test_a_strategy_that_fails_is_told_and_the_others_go_on(two: Session) -> Non
     with temporary_registry():
         nbp.register_sharing_strategy("tired", Tired())
         figures = strategy_bench(two, strategies=["tired", "copy"], sizes=[1 << 20, 8 << 20], seconds=30)
-    assert {(t.strategy, t.nbytes) for t in figures.times} == {
-        ("tired", 1 << 20),
-        ("copy", 1 << 20),
-        ("copy", 8 << 20),
+    assert {row[:2] for row in figures.rows} == {
+        ("tired", "1.0 MiB"),
+        ("copy", "1.0 MiB"),
+        ("copy", "8.0 MiB"),
     }
-    assert figures.left_out == ("tired failed at 8.0 MiB: SharedMemoryFullError: too large for me",)
+    assert figures.foot.startswith("tired failed at 8.0 MiB: SharedMemoryFullError: too large for me\n")
 
 
 @pytest.mark.parametrize("wrong", [{"sizes": [0]}, {"sizes": [12]}, {"strategies": ["nothing"]}], ids=str)
@@ -85,14 +83,3 @@ def test_mistakes_are_told_before_anything_starts(wrong: dict[str, Any]) -> None
     """A size or strategy that makes no sense is a ValueError; no rank is started for it."""
     with pytest.raises(ValueError, match=r"multiples of 8|unknown sharing strategy"):
         strategy_bench(**wrong)
-
-
-def test_times_read_well() -> None:
-    """One row for each size and strategy, with the sum; what was left out is said, also as HTML."""
-    line = StrategyTime("slow", 1 << 10, (1e-6, 2e-6, 3e-6, 4e-6, 5e-6, 6e-6), 5)
-    found = StrategyTimes((line,), ("left out: from 1.0 GiB on (<no time>)",))
-    row = repr(found).splitlines()[2]
-    assert row.split()[0] == "slow"
-    assert row.split("  ")[-1].strip() == "21 µs"
-    assert "(&lt;no time&gt;)" in found._repr_html_()
-    assert "medians of" in repr(StrategyTimes((), ()))
