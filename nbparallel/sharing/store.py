@@ -430,11 +430,6 @@ class Store:
             self._table.disconnect(broker)
         self._table.trim(0.0)
 
-    def check_pid(self) -> None:
-        """Raise `ForkedRankError` in a forked child of the process that made this store."""
-        if os.getpid() != self._pid:
-            raise forked_error(self._pid)
-
 
 # The current store: that of this process.
 
@@ -455,7 +450,8 @@ def current_store() -> Store:
     if store is None:
         # `setdefault` is atomic: no lock that a fork could leave locked.
         store = _current.setdefault("store", _new_store())
-    store.check_pid()
+    if os.getpid() != store._pid:
+        raise forked_error(store._pid)
     return store
 
 

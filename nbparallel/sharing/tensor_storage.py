@@ -26,7 +26,7 @@ from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.memory.mapping import Access, Root, mapped_place
 from nbparallel.sharing.store import Store
 from nbparallel.sharing.strategies.strategy import SegmentSource
-from nbparallel.sharing.tensors import array_at, array_of, is_tensor
+from nbparallel.sharing.tensors import array_at, array_of, is_module, is_tensor
 from nbparallel.wire.units import size_text
 
 if TYPE_CHECKING:
@@ -229,11 +229,7 @@ def _is_open_at(place: str, inode: int) -> bool:
 
 def holds_tensors(x: object) -> bool:
     """Return whether `x` is a tensor or a module of torch; False, at no cost, in a process without torch."""
-    if is_tensor(x):
-        return True
-    nn = sys.modules.get("torch.nn")
-    kind = getattr(nn, "Module", None)  # a module that is being imported may lack it
-    return kind is not None and isinstance(x, kind)
+    return is_tensor(x) or is_module(x)
 
 
 def tensors_in(x: Any) -> list[torch.Tensor]:

@@ -11,11 +11,10 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import current_process
 from multiprocessing.util import Finalize, get_temp_dir
-from typing import Any, TypeVar
+from typing import Any
 
 from nbparallel.channel import SegmentClient
 from nbparallel.channel.introduction import IntroducedClient, introduce, socket_of
@@ -196,8 +195,6 @@ def report() -> HouseholdReport | None:
 # A child that is forked holds what it has from its parent.  Without this it is inert: it can read the arrays
 # that exist, whose memory may be used again under its eyes, and calls raise `ForkedRankError`.
 
-T = TypeVar("T")
-
 
 class InheritedConnection:
     """What a process that is about to be started needs to be a guest; it is one for the supervisor already.
@@ -243,34 +240,12 @@ class InheritedConnection:
             self.lifeline.close()
 
 
-def with_membership(begin: Callable[[SupervisorConnection], T]) -> T:
-    """Return what `begin` does with this process's membership, a root's new one if its supervisor has ended.
-
-    Raises
-    ------
-    StartError
-        The supervisor could not be started.
-    ChannelClosedError
-        The supervisor of this process, which is no root, has ended.
-    ForkedRankError
-        This process was forked from another one, not through `prepare_fork`.
-    """
-    member = current_membership() or membership()
-    try:
-        return begin(member)
-    except ChannelClosedError:
-        another = membership()
-        if another is member:
-            raise
-        return begin(another)
-
-
 def introduce_guest(*, daemon: bool) -> InheritedConnection:
     """Introduce a process that is about to be started in a fresh interpreter, or by a fork server.
 
-    Parameters and errors are those of `InheritedConnection` and `with_membership`.
+    Parameters and errors are those of `InheritedConnection` and `membership`.
     """
-    return with_membership(lambda member: InheritedConnection(member, daemon=daemon))
+    return InheritedConnection(membership(), daemon=daemon)
 
 
 def begin_as_guest(connection: int, *, lifeline: int = -1) -> SupervisorConnection:
@@ -383,6 +358,6 @@ def prepare_fork(*, daemon: bool) -> Fork:
     Raises
     ------
     StartError, ChannelClosedError, ForkedRankError
-        As `with_membership` does.
+        As `membership` does, and where the supervisor has just ended.
     """
-    return with_membership(lambda member: Fork(member, daemon=daemon))
+    return Fork(membership(), daemon=daemon)

@@ -30,7 +30,15 @@ _TRANSPORTS = ("file_descriptor", "file_system")
 _strategies: dict[str, Strategy] = {strategy.name: strategy for strategy in _BUILT_IN}
 _generation = 1
 """Counts the user's decisions."""
-_current = next((n for n in _TRANSPORTS if _strategies[n].unavailable_reason is None), _TRANSPORTS[0])
+
+
+def _usual() -> str:
+    """Return the first of the strategies of messages that works here; if none does, the first."""
+    usable = (name for name in _TRANSPORTS if name in _strategies)
+    return next((n for n in usable if _strategies[n].unavailable_reason is None), _TRANSPORTS[0])
+
+
+_current = _usual()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,11 +222,7 @@ def _listed() -> str:
 
 def transport() -> Strategy:
     """Return the strategy of our own messages, whatever the user chose for arrays."""
-    return find_strategy(next((n for n in _TRANSPORTS if _usable(n)), _TRANSPORTS[0]))
-
-
-def _usable(name: str) -> bool:
-    return name in _strategies and _strategies[name].unavailable_reason is None
+    return find_strategy(_usual())
 
 
 def strategy_of(name: str) -> Strategy:
