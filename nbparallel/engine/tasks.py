@@ -27,7 +27,7 @@ from nbparallel.errors.questions import ask, class_name, text_of
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.cell_sources import label_of
-from nbparallel.transfer.pickle_batches import PickleBatch, PickleBatchWriter
+from nbparallel.transfer.pickled_items import dump_item, load_item
 from nbparallel.transfer.shown_values import show_value
 from nbparallel.wire.control_layout import ITEMS, TICKET
 from nbparallel.wire.inspection import DrawnNames, ShownValue
@@ -402,17 +402,17 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     function, items = _load(state, task.call)
     state.settings.settle()
     _name_source(state, function)
-    results = PickleBatchWriter(store, state.broker, main_globals=state.variables, copy=True)
+    results: dict[int, Any] = {}
+    held: list[Any] = []
     if state.communicator is not None:
         state.communicator.begin_items()
-    taken: list[int] = []
     try:
         while not state.is_forked_child() and (ticket := os.read(tickets, TICKET.size)):
             number, length, first = TICKET.unpack(ticket)
             indices = range(first, first + length)
             words[word + 1] = first + 1
-            if isinstance(items, PickleBatch):
-                loaded = items.load(number, store, broker=state.broker, name=f"item {first}")
+            if isinstance(items, list):
+                loaded = load_item(items[number], store, broker=state.broker, name=f"item {first}")
                 values = [loaded] if length == 1 else loaded
             else:
                 values = [items[index] for index in indices]
@@ -424,14 +424,21 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
                     return  # what it took would be missing
                 done.append(snapshot(result))
                 words[word + 2] += 1
-            results.add(done[0] if length == 1 else done, f"the result of item {first}")
-            taken.append(number)
+            results[number], arrays = dump_item(
+                done[0] if length == 1 else done,
+                f"the result of item {first}",
+                store,
+                state.broker,
+                main_globals=state.variables,
+                copy=True,
+            )
+            held += arrays
     except BaseException:
         while not state.is_forked_child() and os.read(tickets, MOST_TICKETS):
             pass
         raise
-    report.keepalive = results.arrays
-    report.succeed((taken, results.pieces()))
+    report.keepalive = held
+    report.succeed(results)
 
 
 @contextmanager

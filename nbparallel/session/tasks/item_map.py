@@ -34,7 +34,7 @@ from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.elastic_pool import TaskPool
 from nbparallel.session.results import RemoteValue
 from nbparallel.sharing.memory.memory_limits import descriptor_error
-from nbparallel.transfer.pickle_batches import PickleBatch, PickleBatchWriter
+from nbparallel.transfer.pickled_items import dump_item, load_item
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import TICKET, ItemRecord
 from nbparallel.wire.messages import CallTask, Task
@@ -198,19 +198,21 @@ class ItemMap:
         """Return the task, and what owns memory that it refers to (`TaskFactory`)."""
         self._fill_pipe()
         broker = self._broker = pool.broker
-        writer = PickleBatchWriter(sharing.current_store(), broker)
         sent: Any = self._items
+        held: list[Any] = []
         if not self._by_index:
+            sent, store = [], sharing.current_store()
             for first, length in self._chunks:
                 some = self._items[first] if length == 1 else self._items[first : first + length]
-                writer.add(some, _name(first, length))
-            sent = writer.pieces()
+                item, arrays = dump_item(some, _name(first, length), store, broker)
+                sent.append(item)
+                held += arrays
         pickled = dump((self._function, sent), {"the function": self._function}, broker)
         if self._progress:
             self._bar = ProgressBar(self.count)
         self._number = number
         task = CallTask(number, ranks, (), True, None, pickled.data, self.count)
-        return task, (pickled, writer.arrays)
+        return task, (pickled, held)
 
     def _fill_pipe(self) -> None:
         """Put a ticket for every chunk into a new pipe."""
@@ -254,12 +256,11 @@ class ItemMap:
     def results(self, values: Iterable[Any]) -> list[Any]:
         """Return the results in the order of the items, from what the ranks have sent."""
         store = sharing.current_store()
-        chunks: dict[int, tuple[PickleBatch, int]] = {}
+        chunks: dict[int, Any] = {}
         for value in values:
             if isinstance(value, RemoteValue):
                 raise value.error or UnpicklableError(f"the results of rank {value.rank}: {value.reason}")
-            tickets, pieces = value
-            chunks |= {ticket: (pieces, number) for number, ticket in enumerate(tickets)}
+            chunks |= value
         missing = [chunk for ticket, chunk in enumerate(self._chunks) if ticket not in chunks]
         if missing:
             names = ", ".join(_span(*chunk) for chunk in missing[:5]) + " …" * (len(missing) > 5)
@@ -269,9 +270,8 @@ class ItemMap:
             )
         found: list[Any] = []
         for ticket, (first, length) in enumerate(self._chunks):
-            pieces, number = chunks[ticket]
             name = f"the result of {_name(first, length)}"
-            loaded = pieces.load(number, store, broker=self._broker, name=name)
+            loaded = load_item(chunks[ticket], store, broker=self._broker, name=name)
             found += [loaded] if length == 1 else loaded
         if self._bar is not None:
             self._bar.show(self.count)
