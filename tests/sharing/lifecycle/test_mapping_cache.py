@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError, SegmentLostError
-from nbparallel.sharing.lifecycle import fetched_segments
+from nbparallel.sharing.lifecycle import imported_segments
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.wire.frames import Kind
 from tests.harness.stores import store_usage
@@ -97,11 +97,11 @@ def test_memory_that_others_could_write_to_does_not_become_read_only(exchange, p
 def test_it_is_bounded(exchange):
     """A few mappings, and not too many bytes; the oldest goes first."""
     k, r = exchange.store(0), exchange.store(1, pool_nbytes=1 << 20)
-    arrays = [k.zeros(1000) for _ in range(fetched_segments.MAX_MAPPINGS + 3)]
+    arrays = [k.zeros(1000) for _ in range(imported_segments.MAX_MAPPINGS + 3)]
     for array in arrays:
         r.attach(k.handle(array))
     r.drain()
-    assert store_usage(r).kept <= fetched_segments.MAX_MAPPINGS
+    assert store_usage(r).kept <= imported_segments.MAX_MAPPINGS
     asked(exchange)
     r.attach(k.handle(arrays[-1]))
     r.drain()
