@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-MOST_WORDS = 32_000
+MOST_WORDS = 27_000
 """Of all pages together.  A new page makes room for itself."""
-MOST_OF_A_PAGE = 2_500
+MOST_OF_A_PAGE = 2_300
 
 
 def pages() -> list[Path]:
