@@ -118,6 +118,7 @@ def test_a_list_that_is_changed_in_place_is_seen() -> None:
         fonts.remove("Own")
 
 
+@pytest.mark.slow
 def test_default_dtype_of_torch_is_the_notebooks(two_ranks: Session) -> None:
     """`torch.set_default_dtype` holds on ranks, too."""
     torch = pytest.importorskip("torch")
@@ -194,6 +195,7 @@ def test_a_rank_keeps_what_the_statement_set_that_loads_the_library(two_ranks: S
         pd.reset_option("display.max_columns")
 
 
+@pytest.mark.slow
 def test_a_rank_keeps_the_dtype_that_its_cell_set(two_ranks: Session) -> None:
     """Also if a function of the cell loads torch."""
     pytest.importorskip("torch")

@@ -136,6 +136,7 @@ def test_an_idle_session_uses_no_cpu() -> None:
         assert activity() == before
 
 
+@pytest.mark.slow
 def test_ranks_and_workers_start_below_a_debugger(tmp_path: Path) -> None:
     """JupyterLab's rewrites the command lines of children; ours start as they are, and one line says so."""
     program = """

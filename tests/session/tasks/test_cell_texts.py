@@ -10,6 +10,7 @@ from nbparallel.session import Session
 KEPT = "import linecache; str(list(linecache.cache)).count('<ipython-input-')"
 
 
+@pytest.mark.slow
 def test_a_session_may_run_any_number_of_cells() -> None:
     """The text of the last ones is kept: a function that one of them defined is shown when it fails."""
     with Session(1) as session:

@@ -30,6 +30,7 @@ def test_f68_nested_cells_are_refused() -> None:
         assert session.run("kept").values == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_magic_that_ranks_lack_says_where_to_load_it(two_ranks: Session) -> None:
     """One of the notebook's own, or of an extension that was loaded there."""
     with pytest.raises(ParallelError, match=r"`%mine` not found\. Ranks have .* in a cell for ranks"):

@@ -67,6 +67,7 @@ def test_a_line_shows_what_is_done(two: Session, capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().err == "\r2 of 3 items\n"
 
 
+@pytest.mark.slow
 def test_a_broken_bar_is_no_failure(two: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the front end raises is a warning; the results are complete."""
 

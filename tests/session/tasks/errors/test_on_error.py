@@ -21,6 +21,7 @@ def _failing(session: Session, cell: str, on_error: str = "continue") -> Paralle
     return caught.value
 
 
+@pytest.mark.slow
 def test_ranks_that_compute_run_to_their_end(three: Session) -> None:
     """Also beyond the second after which a cell that stops interrupts them; their values are there."""
     error = _failing(three, "1 / 0 if rank == 1 else time.sleep(1.5)\nrank * 10")

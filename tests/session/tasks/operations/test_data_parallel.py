@@ -40,6 +40,7 @@ def test_a_training_loop() -> None:
     assert np.abs(found[3] - true).max() < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.time_limit(60)
 def test_what_a_student_sees() -> None:
     """The error is one line, the same from all ranks; the next cell goes on; the names are not predefined."""
