@@ -1,4 +1,4 @@
-"""The timeline's picture and its text: they tell the same, in every theme, without scripts."""
+"""The timeline as strips and as text: both say the same, in every theme, without scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from nbparallel.session.monitoring.timeline import (
 from nbparallel.session.results import RankTimes
 from nbparallel.wire.units import seconds_text
 from nbparallel_widgets import timeline_text
-from nbparallel_widgets.timeline_svg import COLOURS, TimelineView, svg
+from nbparallel_widgets.strip import COLOURS
+from nbparallel_widgets.timeline_view import TimelineView
 
 
 def row(rank: int, *spans: tuple[str, float, str, int], died: str = "") -> RankRow:
@@ -47,80 +48,132 @@ SMALL = Timeline(
 )  # fmt: skip
 
 
+EVEN = Timeline(
+    1,
+    1.0,
+    tuple(row(r, (COMPUTING, 0.6, "", -1), (WAITING, 1.0, "barrier", 1 - r)) for r in range(2)),
+    (),
+)
+WIDE = Timeline(
+    8,
+    9.0,
+    (
+        *(row(r, (COMPUTING, 1.0 + r / 10, "", -1), (WAITING, 9.0, "all_reduce", 11)) for r in range(11)),
+        row(11, (COMPUTING, 9.0, "", -1)),
+    ),
+    ("y = all_reduce(x)",),
+)
+SENTENCES = {
+    "rank 2 was killed by SIGKILL": SMALL,
+    "rank 1 came last to all_reduce (line 2): rank 0 waited 0.40 s": replace(SMALL, rows=SMALL.rows[:2]),
+    "rank 11 came last to all_reduce (line 2): 11 ranks waited 7.00 to 8.00 s, 82.5 s in all": WIDE,
+    "no rank stands out: 40 % of the time was waiting": EVEN,
+    "0 % of the time was waiting": Timeline(1, 1.0, (row(0, (COMPUTING, 1.0, "", -1)),), ()),
+}
+
+
+@pytest.mark.parametrize("said", SENTENCES)
+def test_what_stands_out_is_said_first(said: str) -> None:
+    """One sentence, in the same words as text and as HTML."""
+    assert repr(TimelineView(SENTENCES[said])).splitlines()[0] == said
+    assert f'<b class="nbp-title">{said}</b>' in TimelineView(SENTENCES[said])._repr_html_()
+
+
 def test_text() -> None:
-    """In a terminal there is one bar of letters for each rank, an axis, a table and who waited for whom."""
+    """In a terminal: a bar of letters for each rank, the longest waits first, an axis, and the waits."""
     lines = repr(TimelineView(SMALL)).splitlines()
-    assert lines[0] == "In[3] on ranks 0-2: 1 s"
-    assert lines[1] == "█ computing   · waiting   ▒ moving   ? not noted"
-    bars = [line.split("|")[1] for line in lines[2:5]]
-    assert [len(bar) for bar in bars] == [60, 60, 60]
-    assert re.fullmatch("█{12}·{24}▒{6}█{18}", bars[0])
-    assert bars[2].strip() == "was killed by SIGKILL"
-    assert lines[5].split() == ["0", "0.2", "0.4", "0.6", "0.8", "1", "s"]
-    assert re.split(r"\s{2,}", lines[7]) == [
-        "0", "500 ms", "400 ms", "100 ms", "2", "for rank 1 in all_reduce, line 2"
+    assert lines[1] == "In[3] on ranks 0-2: 1 s"
+    assert lines[2] == "█ computing   · waiting   ▒ moving   ? not noted"
+    bars = [line.split("|") for line in lines[3:6]]
+    assert [(bar[0].strip(), len(bar[1]), bar[2].strip()) for bar in bars] == [
+        ("rank 1", 60, "0.00 s"), ("rank 0", 60, "0.40 s"), ("rank 2", 60, "0.00 s")
     ]  # fmt: skip
-    assert lines[-1] == "rank 0 waited 400 ms for rank 1 in all_reduce, line 2:  x < y & all_reduce(z)"
+    assert re.fullmatch("█{12}·{24}▒{6}█{18}", bars[1][1])
+    assert bars[2][1].strip() == "was killed by SIGKILL"
+    assert lines[6].split()[:7] == ["0", "0.2", "0.4", "0.6", "0.8", "1", "s"]
+    assert re.split(r"\s{2,}", lines[-1].strip()) == [
+        "400 ms", "rank 0", "rank 1", "all_reduce", "2", "x < y & all_reduce(z)"
+    ]  # fmt: skip
 
 
-def test_short_waits_are_summed_up() -> None:
-    """What is short beside the cell, or too many, is one line; so are operations that were only counted."""
+def test_efficiency_is_a_product() -> None:
+    """The share of computing is how evenly the work was divided times what the busiest rank computed."""
+    two = Timeline(1, 2.0, (row(0, (COMPUTING, 0.5, "", -1)), row(1, (COMPUTING, 1.0, "", -1))), ())
+    assert timeline_text.efficiency(two).startswith("38 % of the ranks' time was computing = 75 % (")
+    assert timeline_text.efficiency(two).endswith("× 50 % (what the busiest rank computed)")
+    assert timeline_text.efficiency(replace(two, rows=two.rows[:1])) == ""
+
+
+def test_all_waiting_is_accounted_for() -> None:
+    """Equal places are one row; of many, the rest is one; what was counted and not drawn is one."""
     spans = [
         piece
         for i in range(20)
         for piece in ((COMPUTING, i + 0.5, "", -1), (WAITING, i + 0.5 + 0.02 * i, f"send{i}", 1))
     ]
     counted = replace(row(0, *spans, (COMPUTING, 20.0, "", -1)), omitted=1234)
-    lines = repr(TimelineView(Timeline(0, 20.0, (counted,), ()))).splitlines()[-8:]
-    assert lines[0] == "rank 0 waited 380 ms for rank 1 in send19, line 2"
-    assert lines[5].startswith("rank 0 waited 280 ms")
-    assert lines[6] == "and 14 shorter waits, 1.82 s in all"
-    assert lines[7] == "short operations that were counted, not drawn: rank 0: 1,234"
     waited = replace(counted, times=RankTimes(10**9, 9 * 10**9, 10**10, 20 * 10**9, 1274))
-    last = repr(TimelineView(Timeline(0, 20.0, (waited,), ()))).splitlines()[-1]
-    assert last.endswith("not drawn: rank 0: 1,234 (5.2 s waiting)")
+    text = repr(TimelineView(Timeline(0, 20.0, (waited,), ())))
+    assert re.search(r"380 ms +rank 0 +rank 1 +send19", text)
+    assert re.search(r"1.82 s +in 14 other places", text)
+    assert re.search(r"5.2 s +in operations that are counted, not drawn", text)
+    assert "short operations that were counted, not drawn: rank 0: 1,234" in text
+    rows = timeline_text.waits_grid(WIDE).rows
+    assert [list(one[:5]) for one in rows] == [["82.5 s", "ranks 0-10", "rank 11", "all_reduce", "2"]]
 
 
-def test_picture() -> None:
-    """The picture is one well-formed element that says in words what it shows, in the page's colours."""
-    tree = ElementTree.fromstring(svg(SMALL))
-    assert tree.get("role") == "img"
-    assert "rank 0: computing 500 ms, waiting 400 ms" in (tree.get("aria-label") or "")
-    tags = {element.tag.split("}")[1] for element in tree.iter()}
-    assert tags == {"svg", "desc", "text", "rect", "path", "circle", "title", "g"} - {"g"}
-    words = [element.text for element in tree.iter() if element.tag.endswith("}text")]
-    for word in ("rank 0", "computing", "waiting", "moving", "not noted", "waits for rank 1", "0.4"):
-        assert word in words
-    painted = {e.get("fill") for e in tree.iter()} | {e.get("stroke") for e in tree.iter()}
-    assert painted == {None, "none", "currentColor", *COLOURS.values()}
-    titles = [e.text or "" for e in tree.iter() if e.tag.endswith("}title")]
-    assert "all_reduce: waiting for rank 1, 400 ms, 80 B, line 2\nx < y & all_reduce(z)" in titles
-    html = TimelineView(SMALL)._repr_html_()
-    assert html.count("<table") == 1
-    assert "max-width:max(100%,640px)" in html, "a narrow page scrolls, and letters stay readable"
-    assert html.count('style="overflow-x:auto"') == 2
-    assert "waited most" in html
+def _strips(view: TimelineView) -> list[str]:
+    return re.findall(r"<svg role=\"img\".*?</svg>", view._repr_html_(), re.DOTALL)
+
+
+def test_strips() -> None:
+    """Each rank has one, as wide as the page, that says in words what it shows, and what each piece is."""
+    view = TimelineView(SMALL)
+    page, strips = view._repr_html_(), _strips(view)
+    assert 'aria-label="rank 1: computing 600 ms, waiting 0 s, moving 100 ms"' in strips[0]
+    for picture in strips:
+        tree = ElementTree.fromstring(picture)
+        assert (tree.get("width"), tree.get("preserveAspectRatio")) == ("100%", "none")
+    painted = {e.get("fill") for picture in strips for e in ElementTree.fromstring(picture).iter()}
+    assert painted == {None, "currentColor", *COLOURS.values()}
+    assert "all_reduce: waiting for rank 1, 400 ms, 80 B, line 2</title>" in strips[1]
+    assert '<tr class="nbp-wrong"><th scope="row" class="nbp-rank">rank 2</th>' in page
+    for word in ("computing", "waiting", "moving", "not noted", ">0.4<"):
+        assert word in page
+    one = TimelineView(replace(SMALL, rows=SMALL.rows[:2]))._repr_html_()
+    assert re.search(r'nbp-hot"><th[^>]*>rank 1<.*1 rank waited</span>', one)
+
+
+def test_many_ranks_fold() -> None:
+    """The rank that others waited for stands first; of the others, those above the fold waited longest."""
+    page = TimelineView(WIDE)._repr_html_()
+    order = re.findall(r'class="nbp-rank">rank (\d+)<', page)
+    assert order == ["11", *map(str, range(11))]
+    assert "<summary>4 more: ranks 7-10, waited 7.00 to 7.30 s</summary>" in page
+    assert page.count("11 ranks waited</span>") == 1
 
 
 def test_thousands_of_operations_fit() -> None:
-    """Spans too narrow to be seen are drawn together: the picture of any cell stays small."""
+    """Spans too narrow to be seen are drawn together, in proportion: the picture of any cell stays small."""
     spans = [
         (kind, (3 * i + j) / 1500, "" if kind == COMPUTING else "send", 0 if kind == WAITING else -1)
         for i in range(500)
         for j, kind in enumerate((COMPUTING, WAITING, MOVING), 1)
     ]
     found = Timeline(1, 1.0, tuple(row(rank, *spans) for rank in range(2)), ())
-    picture = svg(found)
-    assert len(picture) < 60_000
-    assert "1,000 short pieces of operations" in picture
-    assert set(repr(TimelineView(found)).splitlines()[2].split("|")[1]) <= set("█·▒")
+    view = TimelineView(found)
+    assert sum(map(len, _strips(view))) < 40_000
+    assert "1,000 short pieces of operations" in _strips(view)[0]
+    assert set(repr(view).splitlines()[3].split("|")[1]) <= set("█·▒")
 
 
 def test_nothing_happened() -> None:
     """A cell of no length, and one of which no rank is left, are shown."""
     for found in (Timeline(1, 0.0, (row(0),), ()), Timeline(0, 0.0, (row(0, died="died"),), ())):
-        assert repr(TimelineView(found)).startswith(("In[1] on rank 0: 0 s", "the last call on rank 0: 0 s"))
-        ElementTree.fromstring(svg(found))
+        assert repr(TimelineView(found)).splitlines()[1] in (
+            "In[1] on rank 0: 0 s", "the last call on rank 0: 0 s"
+        )  # fmt: skip
+        assert "<svg" in TimelineView(found)._repr_html_()
 
 
 @pytest.mark.parametrize("seconds", [3e-6, 0.0021, 0.99, 1.0, 7.3, 100.0, 86_400.0])

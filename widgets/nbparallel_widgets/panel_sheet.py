@@ -60,6 +60,15 @@ white-space:nowrap;line-height:1.45;min-width:0}
 .nbp.nbp .nbp-n{text-align:right}
 .nbp.nbp .nbp-own{color:var(--nbp-mute)}
 .nbp.nbp .nbp-ranks .nbp-state{white-space:normal}
+.nbp.nbp .nbp-timeline .nbp-ranks tr,.nbp.nbp-timeline .nbp-ranks tr{
+grid-template-columns:64px minmax(120px,1fr) 64px minmax(0,150px)}
+.nbp-axis{position:relative;width:100%;height:1.45em}
+.nbp-axis span{position:absolute;transform:translateX(-50%)}
+.nbp-axis span:first-child{transform:none}
+.nbp-axis span:last-child[style*="left:9"],.nbp-axis span:last-child[style*="left:100"]{
+transform:translateX(-100%)}
+.nbp-timeline .nbp-now{min-height:0}
+.nbp-hidden{position:absolute;clip-path:inset(50%)}
 .nbp-cut{stroke:#fff;stroke-width:1.5;vector-effect:non-scaling-stroke;stroke-opacity:.8}
 .nbp-x{fill:var(--nbp-bad)}
 .nbp.nbp p{margin:2px 0}

@@ -6,7 +6,7 @@ A verdict, from sums since the cell began; a row for each rank, with its course 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from nbparallel.errors import NO_RANKS, rank_list
@@ -14,10 +14,10 @@ from nbparallel.errors.text.escaping import escape_html
 from nbparallel.errors.text.table import Table
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
-from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING
+from nbparallel.session.monitoring.timeline import WAITING
 from nbparallel.wire.units import size_text
+from nbparallel_widgets.grid import Grid
 from nbparallel_widgets.panel_course import Course
-from nbparallel_widgets.panel_grid import matrix_grids
 from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
 from nbparallel_widgets.panel_sheet import STYLE, details_html, folded_html
 from nbparallel_widgets.panel_verdict import (
@@ -29,16 +29,12 @@ from nbparallel_widgets.panel_verdict import (
     verdict,
     when,
 )
-from nbparallel_widgets.timeline_svg import COLOURS
+from nbparallel_widgets.strip import HEIGHT, KINDS, WIDTH, areas, share_bar, strip, swatch
 from nbparallel_widgets.timeline_text import LETTERS, fixed_text, next_round
 
 _CODE = re.compile(r"`(.+?)`")
 
 # The ranks: a strip for each, in true order; its shares; and what stands out of what it does.
-#
-# The height of a strip is what the rank does: computing is high, moving data lower, waiting a line at the
-# bottom.  Where several follow each other between two samples, heights are in proportion: so a strip is true
-# at every resolution, and distinguishes kinds without colours.
 
 SHOWN = 64
 """Ranks in the table; of more, those that are not shown are counted below it."""
@@ -46,11 +42,7 @@ MOST_LINES = 2
 """Lines about what ranks do now."""
 LETTERS_WIDE = 24
 """Letters of a strip in text."""
-_KINDS = (COMPUTING, WAITING, MOVING)
-_FROM_BELOW = (WAITING, MOVING, COMPUTING)
 _OWN = "own memory"
-_HEIGHTS = {COMPUTING: 14, WAITING: 4, MOVING: 9}
-_HEIGHT, _WIDTH = 14, 1000
 _IMPORTANT = (
     "unseen",
     "dead",
@@ -156,7 +148,7 @@ def _shares(rank: RankActivity) -> dict[str, float]:
     """Return what share of its time a rank did what; empty: it took no part."""
     whole = spent(rank)
     times = (rank.computing, rank.waiting, rank.moving)
-    return {kind: time / whole for kind, time in zip(_KINDS, times, strict=True)} if whole else {}
+    return {kind: time / whole for kind, time in zip(KINDS, times, strict=True)} if whole else {}
 
 
 def _percent(share: float | None) -> str:
@@ -188,12 +180,12 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
     """Return the sentence and the table in letters."""
     end, marked = axis_end(activity), marked_ranks(activity, course)
     shown = shown_ranks(activity, marked)
-    head = ("rank", LETTERS_WIDE * " ", *(f"{LETTERS[kind]} {kind}" for kind in _KINDS), _OWN, "now")
+    head = ("rank", LETTERS_WIDE * " ", *(f"{LETTERS[kind]} {kind}" for kind in KINDS), _OWN, "now")
     rows = [
         (
             f"{'▶' if rank.rank in marked else ' '} {rank.rank}{rank.host and f' (host {rank.host})'}",
             f"|{_letters(rank, course, end):<{LETTERS_WIDE}}|",
-            *(_percent(_shares(rank).get(kind)) for kind in _KINDS),
+            *(_percent(_shares(rank).get(kind)) for kind in KINDS),
             _own_memory(rank),
             "; ".join(
                 [own_text(rank, activity, course), *[chip(rank, activity)] * (rank.rank in marked)]
@@ -223,7 +215,7 @@ def _letters(rank: RankActivity, course: Course, end: float) -> str:
         if here is None or not any(here[2:5]):
             letters += " "
         else:
-            letters += LETTERS[_KINDS[max(range(3), key=lambda kind: here[2 + kind])]]
+            letters += LETTERS[KINDS[max(range(3), key=lambda kind: here[2 + kind])]]
     return letters.rstrip()
 
 
@@ -236,7 +228,7 @@ def table_html(activity: SessionActivity, course: Course, title: str, stale: str
     shown = shown_ranks(activity, marked)
     bad = _bad(activity)
     said = _CODE.sub(r"<code>\1</code>", escape_html(title))
-    key = "".join(f"<span>{_swatch(kind)}{kind}</span>" for kind in _KINDS)
+    key = "".join(f"<span>{swatch(kind)}{kind}</span>" for kind in KINDS)
     done = ""
     if activity.items:
         width = 100 * sum(rank.items for rank in activity.ranks) / activity.items
@@ -271,7 +263,7 @@ def _row(
     return (
         f'<tr{kind}><th scope="row" class="nbp-rank">rank {rank.rank}{escape_html(host)}</th>'
         f'<td class="nbp-bar">{_strip(rank, course, end, marked and bad)}</td>'
-        f'<td class="nbp-share">{f"{rank.items:,}" if activity.items else _share_bar(shares)}</td>'
+        f'<td class="nbp-share">{f"{rank.items:,}" if activity.items else share_bar(shares)}</td>'
         f'<td class="nbp-n">{_percent(shares.get(WAITING))}</td>'
         f'<td class="nbp-n nbp-own">{_own_memory(rank)}</td><td class="nbp-state">{now}</td></tr>'
     )
@@ -282,62 +274,65 @@ def _strip(rank: RankActivity, course: Course, end: float, wrong: bool) -> str:
     times = ", ".join(f"{kind} {_percent(share)}" for kind, share in _shares(rank).items())
     marks = "".join(_item_end(stretch.end, end) for stretch in stretches if stretch.items)
     if wrong and end:
-        x = min(_WIDTH * spent(rank) / end, _WIDTH - 8)
+        x = min(WIDTH * spent(rank) / end, WIDTH - 8)
         marks += f'<path d="M{x:.0f} 0h8v14h-8z" class="nbp-x"/>'
-    return (
-        f'<svg role="img" aria-label="rank {rank.rank}: {times or "it took no part"}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" width="100%" height="{_HEIGHT}">'
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="currentColor" fill-opacity="0.08"/>'
-        f"{''.join(_areas(stretches, end))}{marks}</svg>"
-    )
-
-
-def _areas(stretches: Sequence[Sequence[float]], end: float) -> Iterator[str]:
-    """Yield an area for each kind, one above the other; equal neighbours are one piece of the path."""
-    floors = [float(_HEIGHT)] * len(stretches)
-    for kind in _FROM_BELOW:
-        path, last = "", (-1.0, 0, 0)  # where the last piece ends, its floor and its height
-        for i, stretch in enumerate(stretches):
-            begin, until = stretch[0], stretch[1]
-            if until <= begin:
-                continue
-            share = stretch[2 + _KINDS.index(kind)] / (until - begin)
-            height = min(share, 1.0) * _HEIGHTS[kind]
-            floor, floors[i] = round(floors[i]), floors[i] - height
-            if (tall := floor - round(floors[i])) > 0:
-                x, wide = _WIDTH * begin / end, _WIDTH * (until - begin) / end
-                if last == (begin, floor, tall):
-                    path = (
-                        path[: path.rindex("h")] + "h" + f"{wide + float(path[path.rindex('h') + 1 :]):.1f}"
-                    )
-                else:
-                    path += (f"V{last[1]}z" if path else "") + f"M{x:.1f} {floor}v-{tall}h{wide:.1f}"
-                last = (until, floor, tall)
-        if path:
-            yield f'<path d="{path}V{last[1]}z" fill="{COLOURS[kind]}"/>'
+    about = f"rank {rank.rank}: {times or 'it took no part'}"
+    return strip(about, "".join(areas(stretches, end)) + marks)
 
 
 def _item_end(at: float, end: float) -> str:
-    return f'<path d="M{_WIDTH * at / end:.1f} 0v{_HEIGHT}" class="nbp-cut"/>'
+    return f'<path d="M{WIDTH * at / end:.1f} 0v{HEIGHT}" class="nbp-cut"/>'
 
 
-def _share_bar(shares: dict[str, float]) -> str:
-    x, pieces = 0.0, ""
-    for kind, share in shares.items():
-        pieces += f'<rect x="{x:.1f}" width="{100 * share:.1f}" height="8" fill="{COLOURS[kind]}"/>'
-        x += 100 * share
-    return (
-        '<svg aria-hidden="true" viewBox="0 0 100 8" preserveAspectRatio="none" width="100%" height="8">'
-        f"{pieces}</svg>"
-    )
+# Which rank waited for which, and which sent how much to which: two small tables, ranks by ranks.
+
+SIDE = 16
+"""Ranks by ranks that are shown; of more, the largest figures in a list."""
+_LISTED = 20
 
 
-def _swatch(kind: str) -> str:
-    """Return a small piece of a strip, to stand before its name."""
-    h = _HEIGHTS[kind]
-    return (
-        f'<svg aria-hidden="true" width="10" height="{_HEIGHT}" class="nbp-swatch">'
-        f'<rect y="{_HEIGHT - h}" width="10" height="{h}" fill="{COLOURS[kind]}"/></svg>'
+def matrix_grids(activity: SessionActivity) -> list[Grid]:
+    """Return the two tables of the cell that ran last, as far as they are known."""
+    most = max((seconds for row in activity.waited for seconds in row), default=0.0)
+    cell = f" in In[{activity.number}]" if activity.number else ""
+    grids = []
+    if activity.waited:
+        grids.append(
+            _grid(
+                (f"Waiting time{cell}", "waited for", "no rank waited for another one"),
+                activity.waited,
+                lambda seconds: fixed_text(seconds, most),
+            )
+        )
+    if activity.moved:
+        grids.append(
+            _grid((f"Bytes{cell}", "sent to", "no rank sent data to another one"), activity.moved, size_text)
+        )
+    return grids
+
+
+def _grid(
+    words: tuple[str, str, str], figures: Sequence[Sequence[float]], text: Callable[[float], str]
+) -> Grid:
+    what, verb, nothing = words
+    most = max(figure for row in figures for figure in row)
+    if not most:
+        return Grid(f"{what}: {nothing}", (), (), ())
+    if len(figures) > SIDE:
+        pairs = sorted(
+            ((figure, i, j) for i, row in enumerate(figures) for j, figure in enumerate(row) if figure),
+            key=lambda pair: (-pair[0], *pair[1:]),
+        )
+        rows = [(f"rank {i}", f"rank {j}", text(figure)) for figure, i, j in pairs[:_LISTED]]
+        count = f", the {_LISTED} largest of {len(pairs):,}" if len(pairs) > _LISTED else ""
+        return Grid(f"{what}{count}", ("rank", verb, ""), rows, (2,))
+    ranks = range(len(figures))
+    return Grid(
+        f"{what}: row {verb} column",
+        ("rank", *(f"rank {rank}" for rank in ranks)),
+        [(f"rank {i}", *(text(figures[i][j]) if figures[i][j] else "·" for j in ranks)) for i in ranks],
+        [rank + 1 for rank in ranks],
+        [[figure / most for figure in row] for row in figures],
     )
 
 

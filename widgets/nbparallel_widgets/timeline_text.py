@@ -6,17 +6,16 @@ import math
 from collections.abc import Sequence
 
 from nbparallel.errors.text.escaping import visible
-from nbparallel.errors.text.table import Table
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
     MOVING,
     UNKNOWN,
     WAITING,
-    OperationWait,
     RankRow,
     Timeline,
 )
 from nbparallel.wire.units import seconds_text, time_unit
+from nbparallel_widgets.grid import Grid
 
 # Axes of time: one unit for a whole axis, round numbers at its ticks.
 
@@ -64,16 +63,115 @@ WIDTH = 60
 """Letters for the whole cell."""
 LETTERS = {COMPUTING: "█", WAITING: "·", MOVING: "▒", UNKNOWN: "?"}
 SHOWN_WAITS = 6
-"""Lines about waits between ranks, at most."""
+"""Rows about waits between ranks, at most."""
+LITTLE = 0.1
+"""Share of the ranks' time below which waiting is not worth a sentence."""
 _TICKS = 5
+_KINDS = (COMPUTING, WAITING, MOVING)
 
 
 def text(timeline: Timeline) -> str:
     """Return the whole timeline as text."""
     label = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
-    bars = [f"{f'rank {row.rank}':<{label}} |{bar(row, timeline.seconds)}|" for row in timeline.rows]
-    parts = [title(timeline), legend(timeline), *bars, _axis(timeline.seconds, label + 2)]
-    return "\n".join([*map(visible, parts), table(timeline).text()])
+    bars = [
+        f"{f'rank {row.rank}':<{label}} |{bar(row, timeline.seconds)}| "
+        f"{fixed_text(row.total(WAITING), timeline.seconds)}"
+        for row in ordered(timeline)
+    ]
+    parts = [
+        verdict(timeline),
+        title(timeline),
+        legend(timeline),
+        *bars,
+        f"{_axis(timeline.seconds, label + 2)} (at the right: waited)",
+        efficiency(timeline),
+        *foot(timeline),
+        waits.text() if (waits := waits_grid(timeline)).rows else "",
+    ]
+    return "\n".join(visible(part) for part in parts if part)
+
+
+# What stands out.
+
+
+def waits_by_culprit(timeline: Timeline) -> dict[int, float]:
+    """Return for how long each rank was waited for, as far as waits were noted."""
+    found: dict[int, float] = {}
+    for wait in timeline.waits():
+        if wait.waits_for >= 0:
+            found[wait.waits_for] = found.get(wait.waits_for, 0.0) + wait.seconds
+    return found
+
+
+def held_up_by(timeline: Timeline) -> int:
+    """Return the rank that others waited for in more than half of all their waiting; -1: none stands out."""
+    waiting, whole = _sum(timeline, WAITING), sum(_sum(timeline, kind) for kind in _KINDS)
+    awaited = waits_by_culprit(timeline)
+    rank = max(awaited, key=lambda rank: awaited[rank], default=-1)
+    return rank if rank >= 0 and awaited[rank] > waiting / 2 and waiting >= LITTLE * whole else -1
+
+
+def verdict(timeline: Timeline) -> str:
+    """Return it in one sentence: ``rank 1 came last to all_reduce (line 4): 3 ranks waited …``."""
+    waiting, whole = _sum(timeline, WAITING), sum(_sum(timeline, kind) for kind in _KINDS)
+    if died := [row for row in timeline.rows if row.died]:
+        return f"rank {died[0].rank} {died[0].died}"
+    rank = held_up_by(timeline)
+    if rank < 0:
+        share = f"{waiting / whole:.0%}".replace("%", " %") if whole else "0 %"
+        spread = "no rank stands out: " if whole and waiting >= LITTLE * whole else ""
+        return f"{spread}{share} of the time was waiting"
+    places: dict[tuple[str, int], dict[int, float]] = {}
+    for wait in timeline.waits():
+        if wait.waits_for == rank:
+            here = places.setdefault((wait.operation, wait.line), {})
+            here[wait.rank] = here.get(wait.rank, 0.0) + wait.seconds
+    (operation, line), ranks = max(places.items(), key=lambda place: sum(place[1].values()))
+    times = sorted(ranks.values())
+    least, most = (fixed_text(time, timeline.seconds) for time in (times[0], times[-1]))
+    if sum(times) < waits_by_culprit(timeline)[rank] / 2:
+        return f"rank {rank} held the others up: they waited {seconds_text(sum(times))} for it"
+    span = f"{least.split()[0]} to {most}" if least != most else most
+    many = f"{len(times)} ranks waited {span}, {seconds_text(sum(times))} in all"
+    if len(times) == 1:
+        many = f"rank {next(iter(ranks))} waited {most}"
+    return f"rank {rank} came last to {operation}{f' (line {line})' * bool(line)}: {many}"
+
+
+def ordered(timeline: Timeline) -> list[RankRow]:
+    """Return the rows: the rank that others waited for first, the others by how long they waited."""
+    first = held_up_by(timeline)
+    return sorted(timeline.rows, key=lambda row: (row.rank != first, -row.total(WAITING), row.rank))
+
+
+def more(rows: Sequence[RankRow], timeline: Timeline) -> str:
+    """Return what the rows below the fold are: ``11 more like these: ranks 4-10, waited 5.7 to 7.6 s``."""
+    from nbparallel.errors import rank_list
+
+    least, most = (fixed_text(row.total(WAITING), timeline.seconds) for row in (rows[-1], rows[0]))
+    ranks = rank_list([row.rank for row in rows])
+    return f"{len(rows)} more: {ranks}, waited {least.split()[0]} to {most}"
+
+
+def efficiency(timeline: Timeline) -> str:
+    """Return how much of the ranks' time was computing, as the product of two shares (POP's metrics).
+
+    Load balance is the mean computing time by the longest, communication efficiency the longest by the whole:
+    https://pop-coe.eu/node/69.
+    """
+    times = [row.total(COMPUTING) for row in timeline.rows if not row.died]
+    if len(times) < 2 or not timeline.seconds or not max(times):
+        return ""
+    mean, most = sum(times) / len(times), max(times)
+    whole, balance, rest = mean / timeline.seconds, mean / most, most / timeline.seconds
+    return (
+        f"{whole:.0%} of the ranks' time was computing = {balance:.0%} (how evenly the work was divided) "
+        f"× {rest:.0%} (what the busiest rank computed)"
+    ).replace("%", " %")
+
+
+def _sum(timeline: Timeline, kind: str) -> float:
+    return sum(row.total(kind) for row in timeline.rows)
 
 
 def title(timeline: Timeline) -> str:
@@ -105,60 +203,44 @@ def bar(row: RankRow, seconds: float) -> str:
     return "".join(LETTERS[max(share, key=lambda kind: share[kind])] if share else " " for share in shares)
 
 
-def table(timeline: Timeline) -> Table:
-    """Return how long each rank did what, and below it `foot`."""
-    waits = timeline.waits()
+def waits_grid(timeline: Timeline) -> Grid:
+    """Return which ranks waited for which, equal places in one row; the last row has the rest."""
+    from nbparallel.errors import rank_list
+
+    groups: dict[tuple[str, int, int], tuple[float, set[int], int]] = {}
+    for wait in timeline.waits():
+        key = (wait.operation, wait.line, wait.waits_for)
+        seconds, ranks, count = groups.get(key, (0.0, set(), 0))
+        groups[key] = seconds + wait.seconds, ranks | {wait.rank}, count + wait.count
+    longest = sorted(groups.items(), key=lambda group: -group[1][0])
     rows = [
         (
-            str(row.rank),
-            *(seconds_text(row.total(kind)) for kind in (COMPUTING, WAITING, MOVING)),
-            f"{row.operations:,}",
-            _most(row, waits),
+            seconds_text(seconds),
+            rank_list(sorted(ranks)),
+            f"rank {culprit}" if culprit >= 0 else "others",
+            operation + (f", {count:,} times" if count > len(ranks) else ""),
+            str(line) if line else "",
+            timeline.text_of(line)[:50],
         )
-        if not row.died
-        else (str(row.rank), "", "", "", "", row.died)
-        for row in timeline.rows
+        for (operation, line, culprit), (seconds, ranks, count) in longest[:SHOWN_WAITS]
     ]
-    head = ("rank", COMPUTING, WAITING, MOVING, "operations", "waited most")
-    return Table("", head, rows, "\n".join(foot(timeline))).without_empty_columns()
-
-
-def _most(row: RankRow, waits: Sequence[OperationWait]) -> str:
-    return next((_for_whom(wait) for wait in waits if wait.rank == row.rank), "")
-
-
-def _for_whom(wait: OperationWait) -> str:
-    cause = f"for rank {wait.waits_for}" if wait.waits_for >= 0 else "for others"
-    where = f", line {wait.line}" if wait.line else ""
-    return f"{cause} in {wait.operation}{where}"
+    if rest := longest[SHOWN_WAITS:]:
+        seconds = sum(found[0] for _, found in rest)
+        rows.append((seconds_text(seconds), f"in {len(rest)} other places", "", "", "", ""))
+    unseen = _sum(timeline, WAITING) - sum(found[0] for found in groups.values())
+    if unseen > timeline.seconds / 100:
+        rows.append((seconds_text(unseen), "in operations that are counted, not drawn", "", "", "", ""))
+    head = ("waited", "which", "for", "in", "line", "code")
+    return Grid("waiting, by operation and the rank waited for", head, rows, right=(0, 4))
 
 
 def foot(timeline: Timeline) -> list[str]:
-    """Return which rank waited for which, in lines; short ones are only summed up."""
-    lines = []
-    waits = timeline.waits()
-    long = [wait for wait in waits[:SHOWN_WAITS] if wait.seconds >= timeline.seconds / 100]
-    for wait in long:
-        often = f", {wait.count:,} times" if wait.count > 1 else ""
-        code = timeline.text_of(wait.line)
-        lines.append(
-            f"rank {wait.rank} waited {seconds_text(wait.seconds)} {_for_whom(wait)}{often}"
-            + (f":  {code[:50]}" if code else "")
-        )
-    if rest := waits[len(long) :]:
-        many = f"{len(rest)} short{'er' * bool(long)} wait{'s' * (len(rest) != 1)}"
-        lines.append(f"{'and ' if long else ''}{many}, {seconds_text(sum(w.seconds for w in rest))} in all")
+    """Return what is not drawn."""
     omitted = [row for row in timeline.rows if row.omitted > 0]
-    if omitted:
-        counts = ", ".join(f"rank {row.rank}: {row.omitted:,}{_hidden_wait(row)}" for row in omitted)
-        lines.append(f"short operations that were counted, not drawn: {counts}")
-    return lines
-
-
-def _hidden_wait(row: RankRow) -> str:
-    """Return how long a rank waited in operations that are not drawn, if that is much."""
-    hidden = row.total(WAITING) - sum(span.seconds for span in row.spans if span.kind == WAITING)
-    return f" ({seconds_text(hidden)} waiting)" if hidden > row.ended / 100 else ""
+    if not omitted:
+        return []
+    counts = ", ".join(f"rank {row.rank}: {row.omitted:,}" for row in omitted)
+    return [f"short operations that were counted, not drawn: {counts}"]
 
 
 def _axis(seconds: float, indent: int) -> str:

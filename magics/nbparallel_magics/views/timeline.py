@@ -28,7 +28,7 @@ def show(state: ExtensionState, save: str | None) -> None:
     if timeline is None:
         flags.TIMELINE.error("no cell has run on these ranks yet: run a %%parallel cell first")
     if save is None:
-        from nbparallel_widgets.timeline_svg import TimelineView
+        from nbparallel_widgets.timeline_view import TimelineView
 
         display(TimelineView(timeline))
     else:

@@ -123,5 +123,5 @@ def test_a_saved_notebook_shows_it_again(
     ]
     for text in ("I am 0", "I am 1"):
         assert text in again.cell(1).text
-    for text in ("on ranks 0-1", "time since the cell began", "operations"):
+    for text in ("on ranks 0-1", "of the ranks' time was computing", "waited"):
         assert text in again.cell(2).text

@@ -1,0 +1,82 @@
+"""Strips: what one rank did from a cell's beginning to its end, in true order, as wide as the page.
+
+The height of a strip is what the rank does: computing is high, moving data lower, waiting a line at the
+bottom.  Where several follow each other within a few pixels, heights are in proportion: so a strip is true
+at every resolution, and distinguishes kinds without colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, UNKNOWN, WAITING
+from nbparallel_widgets.palette import BLUE, GREEN, GREY, VERMILLION
+
+COLOURS = {COMPUTING: BLUE, WAITING: VERMILLION, MOVING: GREEN, UNKNOWN: GREY}
+HEIGHTS = {COMPUTING: 14, WAITING: 4, MOVING: 9, UNKNOWN: 2}
+KINDS = (COMPUTING, WAITING, MOVING)
+HEIGHT, WIDTH = 14, 1000
+"""Of the picture, which is stretched to the page."""
+_FROM_BELOW = (WAITING, MOVING, COMPUTING)
+
+
+def strip(about: str, pieces: str) -> str:
+    """Return a picture with what is said of it."""
+    return (
+        f'<svg role="img" aria-label="{about}" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" '
+        f'width="100%" height="{HEIGHT}">'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="currentColor" fill-opacity="0.08"/>{pieces}</svg>'
+    )
+
+
+def areas(stretches: Sequence[Sequence[float]], end: float) -> Iterator[str]:
+    """Yield an area for each kind, one above the other; equal neighbours are one piece of the path.
+
+    Parameters
+    ----------
+    stretches : sequence
+        Of each begin and end, and the seconds computing, waiting and moving in between.
+    end : float
+        Seconds at which the strip ends.
+    """
+    floors = [float(HEIGHT)] * len(stretches)
+    for kind in _FROM_BELOW:
+        path, last = "", (-1.0, 0, 0)  # where the last piece ends, its floor and its height
+        for i, stretch in enumerate(stretches):
+            begin, until = stretch[0], stretch[1]
+            if until <= begin:
+                continue
+            share = stretch[2 + KINDS.index(kind)] / (until - begin)
+            height = min(share, 1.0) * HEIGHTS[kind]
+            floor, floors[i] = round(floors[i]), floors[i] - height
+            if (tall := floor - round(floors[i])) > 0:
+                x, wide = WIDTH * begin / end, WIDTH * (until - begin) / end
+                if last == (begin, floor, tall):
+                    start = path.rindex("h") + 1
+                    path = f"{path[:start]}{wide + float(path[start:]):.1f}"
+                else:
+                    path += (f"V{last[1]}z" if path else "") + f"M{x:.1f} {floor}v-{tall}h{wide:.1f}"
+                last = (until, floor, tall)
+        if path:
+            yield f'<path d="{path}V{last[1]}z" fill="{COLOURS[kind]}"/>'
+
+
+def swatch(kind: str) -> str:
+    """Return a small piece of a strip, to stand before its name."""
+    h = HEIGHTS[kind]
+    return (
+        f'<svg aria-hidden="true" width="10" height="{HEIGHT}" class="nbp-swatch">'
+        f'<rect y="{HEIGHT - h}" width="10" height="{h}" fill="{COLOURS[kind]}"/></svg>'
+    )
+
+
+def share_bar(shares: dict[str, float]) -> str:
+    """Return a bar of what share of a whole each kind has."""
+    x, pieces = 0.0, ""
+    for kind, share in shares.items():
+        pieces += f'<rect x="{x:.1f}" width="{100 * share:.1f}" height="8" fill="{COLOURS[kind]}"/>'
+        x += 100 * share
+    return (
+        '<svg aria-hidden="true" viewBox="0 0 100 8" preserveAspectRatio="none" width="100%" height="8">'
+        f"{pieces}</svg>"
+    )
