@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from nbparallel.distributed.races.operations import Order
 
 CALLS = {
@@ -33,8 +35,10 @@ MESSAGES = (
     "x = dist.isend(np.ones(1), {dst}) if rank == {src} else "
     "dist.irecv(np.zeros(1), {src}) if rank == {dst} else None\nx and x.wait()",
 )
-CELLS = 5
+CELLS = 9
 """Elements of the array `cells`."""
+PLACES = ("0", "2", "5", "8", "1:4", "3:7", "::2", "1::3", "::-4", "[0, 5]", "[2, 3, 7]")
+"""What cells touch of it."""
 Clock = list[int]
 
 
@@ -42,7 +46,7 @@ Clock = list[int]
 class _Access:
     line: int
     rank: int
-    cell: int
+    cells: frozenset[int]
     writes: bool
     clock: tuple[int, ...]
 
@@ -94,19 +98,20 @@ class RandomCell:
         return {
             frozenset((one.line, other.line))
             for one, other in itertools.combinations(self._accesses, 2)
-            if one.rank != other.rank and one.cell == other.cell and (one.writes or other.writes)
+            if one.rank != other.rank and one.cells & other.cells and (one.writes or other.writes)
             if not one.is_before(other) and not other.is_before(one)
         }
 
     def _touch(self) -> None:
-        rank, cell, writes = (
-            self._random.randrange(self.ranks),
-            self._random.randrange(CELLS),
-            self._random.random() < 0.5,
+        rank, writes = self._random.randrange(self.ranks), self._random.random() < 0.5
+        places = f"np.s_[{', '.join(self._random.choices(PLACES, k=self._random.choice([1, 1, 2, 4])))},]"
+        cells = frozenset(
+            i for place in eval(places) for i in np.atleast_1d(np.arange(CELLS)[place]).tolist()
         )
-        self.lines.append(f"if rank == {rank}: cells[{cell}]" + f" = {rank}.5" * writes)
+        touch = f"cells[s] = {rank}.5" if writes else "cells[s].sum()"
+        self.lines.append(f"for s in {places} if rank == {rank} else (): {touch}")
         self._clocks[rank][rank] += 1
-        self._accesses.append(_Access(len(self.lines), rank, cell, writes, tuple(self._clocks[rank])))
+        self._accesses.append(_Access(len(self.lines), rank, cells, writes, tuple(self._clocks[rank])))
 
     def _collect(self, step: int) -> None:
         group, members = self._random.choice(self._groups)

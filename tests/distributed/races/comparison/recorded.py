@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -88,13 +89,6 @@ class Recorded:
         for rank, key in zip(members, keys, strict=True):
             self.ranks[rank].events += [Publish(key), Acquire(keys)]
 
-    def send(self, source: int, target: int) -> None:
-        """Have a rank send a message to another one, which receives it."""
-        self._calls += 1
-        key = ("message", source, target, 0, 0, self._calls)
-        self.ranks[source].events.append(Publish(key))
-        self.ranks[target].events.append(Acquire((key,)))
-
     def logs(self, *, named: bool = True) -> list[AccessLog]:
         """Return the logs of all ranks."""
         return [rank.log(self.names if named else ()) for rank in self.ranks]
@@ -107,7 +101,6 @@ class RecordedRank:
         self.cell, self.rank = cell, rank
         self.events: list[Publish | Acquire] = []
         self.accesses: list[MemoryAccess] = []
-        self.turns = 0
 
     def touch(
         self, view: AnyArray, kind: int, line: int, stored: Any = None, *, label: str = "", door: str = ""
@@ -131,15 +124,24 @@ class RecordedRank:
         self.read(view, line)
         self.write(view, line)
 
-    def acquire_lock(self, time_ns: int, name: str = "") -> None:
-        """Begin a turn of a lock."""
-        self.turns += 1
-        self.events.append(Acquire((("turn", "lock", name, self.rank, self.turns, time_ns),)))
-
-    def release_lock(self, name: str = "") -> None:
-        """End the turn."""
-        self.events.append(Publish(("lock", name, self.rank, self.turns)))
-
     def log(self, names: tuple[ArrayName, ...] = ()) -> AccessLog:
         """Return the log."""
         return AccessLog(self.rank, tuple(self.events), tuple(self.accesses), names, len(self.accesses))
+
+
+def play(ranks: int, program: str, **shapes: Any) -> Recorded:
+    """Return what ranks record who do the steps of a program, one after the other.
+
+    A step is ``WHO reads|writes|adds VIEW on LINE``, where `r` is the rank, or ``barrier``.
+    """
+    cell = Recorded(ranks, **{name: np.zeros(shape) for name, shape in shapes.items()})
+    for step in program.split("; "):
+        who, _, rest = step.partition(" ")
+        if who == "barrier":
+            cell.barrier()
+            continue
+        verb, view, line = re.fullmatch(r"(\w+)s (.+) on (.+)", rest).groups()  # type: ignore[union-attr]
+        for rank in cell.ranks if who == "all" else [cell[int(who)]]:
+            names = {**cell.arrays, "r": rank.rank}
+            getattr(rank, verb)(eval(view, names), eval(line, names))
+    return cell
