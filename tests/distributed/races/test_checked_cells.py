@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -63,23 +62,6 @@ def test_right_programs(three_ranks: Session, name: str) -> None:
     assert "not checked" not in report
 
 
-@pytest.mark.slow
-@pytest.mark.matrix(cover=(), size=3)
-@pytest.mark.parametrize("name", CELLS)
-def test_whatever_the_timing(three_ranks: Session, name: str) -> None:
-    """Twenty times with random sleeps before each statement: the same races."""
-    cell = CELLS[name]
-    napping = re.sub(r"(?m)^( *)(?=\S)(?!elif|else|pass)", r"\1nap(); ", cell.source.strip("\n"))
-    napping = re.sub(r"nap\(\); (if|for|while|with)\b", r"\1", napping)
-    first = None
-    for _ in range(20):
-        report = checked(three_ranks, napping)
-        races = {(race.array, race.lines, frozenset(race.kinds)) for race in report.races}
-        assert races, str(report)
-        first = first or races
-        assert {race[0] for race in races} == {race[0] for race in first}
-
-
 def test_names_are_plain_again(three_ranks: Session) -> None:
     """Afterwards nothing is traced, and delivered names are what was delivered."""
     names = notebook()
@@ -99,15 +81,6 @@ def test_an_unchecked_cell_has_no_races(three_ranks: Session) -> None:
     assert result.race_report is None
     with pytest.raises(AttributeError, match="check_races=True"):
         result.races  # noqa: B018
-
-
-@pytest.mark.slow
-def test_a_failed_cell_reports_what_was_done(three_ranks: Session) -> None:
-    """The error has the report of all ranks."""
-    with pytest.raises(ParallelError) as raised:
-        checked(three_ranks, "counter[0] += 1\nif rank == 1:\n    1 / 0\nbarrier()")
-    assert "counter[0]" in str(raised.value.result.race_report)  # type: ignore[attr-defined]
-    assert str(checked(three_ranks, "grid[rank] = 1")).startswith("no race among 3 ")
 
 
 def test_some_ranks(three_ranks: Session) -> None:

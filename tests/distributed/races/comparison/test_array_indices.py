@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbparallel.distributed.races.access_log import ArrayName, Box
-from nbparallel.distributed.races.array_names import NamedArray, Slice
+from nbparallel.distributed.races.access_log import ArrayName
+from nbparallel.distributed.races.array_names import NamedArray
 from nbparallel.distributed.races.byte_sets import ByteSet
-from tests.distributed.races.comparison.recorded import AnyArray, box_of, bytes_of, elements
+from tests.distributed.races.comparison.recorded import AnyArray, box_of, bytes_of
 from tests.harness.tiers import examples
 
 SHAPES = [(), (1,), (12,), (8, 6), (1, 7), (4, 1, 6), (3, 4, 5)]
@@ -61,38 +61,6 @@ def test_every_slice_is_named(case: tuple[AnyArray, AnyArray, AnyArray]) -> None
     shown = found.written(slices)
     taken = eval(shown.replace("]", ", ...]"), {"a": array})  # a view, also of a single element
     assert bytes_of(box_of(segment, taken)) == bytes_of(region)
-
-
-@settings(max_examples=examples(400), deadline=None)
-@given(
-    st.sampled_from(SHAPES), st.booleans(), st.booleans(), st.integers(0, 150),
-    st.lists(st.tuples(st.integers(1, 4), st.integers(-8, 8)), max_size=2),
-)  # fmt: skip
-def test_other_places_are_not_named_wrongly(
-    shape: tuple[int, ...], transposed: bool, turned: bool, first: int, axes: list[tuple[int, int]]
-) -> None:
-    """Any box gets an index that takes the elements it touches, or none."""
-    segment, array = memory(shape, transposed=transposed, turned=turned)
-    region = Box(64 + 8 * first, tuple(n for n, _ in axes), tuple(8 * s for _, s in axes), 8)
-    for place in (region, elements(8, {byte for byte in bytes_of(region) if byte % 8 == 0})):
-        slices = named(segment, array).slices(ByteSet(place))
-        if slices is None:
-            continue
-        taken = array[(*(slice(s.start, s.last + 1, s.step) for s in slices), ...)]
-        assert bytes_of(box_of(segment, taken)) == bytes_of(region)
-
-
-@settings(max_examples=examples(500), deadline=None)
-@given(*[st.builds(Slice, st.integers(0, 30), st.integers(1, 9), st.integers(1, 12))] * 2)
-def test_slices_in_common(one: Slice, other: Slice) -> None:
-    """As sets of indices have them."""
-    common = sorted(set(_indices(one)) & set(_indices(other)))
-    found = one.in_common(other)
-    assert (_indices(found) if found else []) == common
-
-
-def _indices(part: Slice) -> list[int]:
-    return list(range(part.start, part.last + 1, part.step))
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nbparallel.distributed.races import byte_sets as overlap_module
 from nbparallel.distributed.races.access_log import Box, Elements
-from nbparallel.distributed.races.byte_sets import ByteSet, find_overlap, have_gap
+from nbparallel.distributed.races.byte_sets import ByteSet, find_overlap
 from tests.distributed.races.comparison.recorded import box_of, bytes_of, elements
 from tests.harness.tiers import examples
 
@@ -88,39 +86,6 @@ def test_views_of_an_array(one: Box, other: Box | Elements) -> None:
     check(one, other)
 
 
-@settings(max_examples=examples(300), deadline=None)
-@given(boxes(), boxes())
-def test_what_numpy_finds_too_hard(one: Box, other: Box) -> None:
-    """An overlap is then possible, and none is missed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlap_module, "MAX_WORK", 1)
-        check(one, other, surely=False)
-
-
-@settings(max_examples=examples(300), deadline=None)
-@example(Box(600, (2, 2), (16, 64), 8))
-@example(Box(600, (3, 2), (-16, 32), 8))
-@given(REGIONS)
-def test_bytes_of_a_region(region: Box | Elements) -> None:
-    """Joining runs keeps all bytes and adds none; the ends are those of the first and the last byte."""
-    found, touched = ByteSet(region), bytes_of(region)
-    assert (found.start, found.stop) == (min(touched), max(touched) + 1)
-    assert not found.is_solid or len(touched) == found.run == found.stop - found.start
-    assert found.is_solid or isinstance(region, Elements) or len(touched) < found.stop - found.start
-    if found.nested:
-        limits = np.arange(found.start - 3, found.stop + 3)
-        last = found.last_runs(limits)
-        assert set(limits[(last >= 0) & (last + found.run > limits)].tolist()) == touched
-
-
-@settings(max_examples=examples(300), deadline=None)
-@given(boxes(), boxes())
-def test_a_gap_is_never_claimed_wrongly(one: Box, other: Box) -> None:
-    """What repeats at a distance is taken for separate only if it is."""
-    if have_gap(ByteSet(one), ByteSet(other)):
-        assert not bytes_of(one) & bytes_of(other)
-
-
 def test_large_views_take_no_memory() -> None:
     """Interleaved columns of ten billion elements are compared by their strides."""
 
@@ -131,15 +96,3 @@ def test_large_views_take_no_memory() -> None:
     assert find_overlap(columns(0), columns(2)) is not None
     assert find_overlap(columns(0), ByteSet(elements(8, [8, 24, 8_000_000_008]))) is None
     assert find_overlap(columns(1), ByteSet(elements(8, [0, 8_000_000_008]))) is not None
-
-
-def test_elements_within_a_solid_box() -> None:
-    """A row that is taken by a list of rows is what both touch, not all rows that the other rank wrote."""
-    rows = ByteSet(Box(0, (4, 8), (64, 8), 8))
-    some = ByteSet(elements(8, [*range(0, 64, 8), *range(448, 768, 8)]))
-    for found in (find_overlap(rows, some), find_overlap(some, rows)):
-        assert found is not None
-        assert found.runs is not None
-        assert (found.start, found.stop, found.runs.tolist(), found.run) == (0, 64, list(range(0, 64, 8)), 8)
-    assert find_overlap(ByteSet(Box(64, (4, 8), (64, 8), 8)), some) is None
-    assert find_overlap(ByteSet(Box(60, (1,), (1,), 1)), some) is not None

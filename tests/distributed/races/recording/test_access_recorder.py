@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.access_log import READ, WRITE, Box, Elements
-from nbparallel.distributed.races.access_recorder import MANY
+from nbparallel.distributed.races.access_log import READ, WRITE
 from nbparallel.distributed.races.traced_array import trace
-from tests.distributed.races.recording.recorded_memory import OFFSET, Memory, touched_by
+from tests.distributed.races.recording.recorded_memory import Memory, touched_by
 
 PADDED = np.dtype({"names": ["a", "b"], "formats": ["i4", "f8"], "offsets": [4, 16], "itemsize": 32})
 A, B = set(range(4, 8)), set(range(16, 24))
@@ -48,51 +47,6 @@ def _accesses(x: Any, code: Any) -> Any:
     with memory.checked():
         code(trace(x))
     return memory.recorder.take()
-
-
-@pytest.mark.slow
-def test_loops_over_elements_and_slices_stay_small() -> None:
-    """However many there were, one line to one place is a few regions; they are counted all."""
-    x = np.zeros(20 * MANY)
-
-    def elements(t: Any) -> None:
-        for i in range(3 * MANY):
-            t[2 * i] = i
-
-    found = _accesses(x, elements)
-    (access,), number = found
-    assert access.region == Box(OFFSET, (3 * MANY,), (16,), 8)
-    assert number == 3 * MANY
-
-    def again(t: Any) -> None:
-        for _ in range(3 * MANY):
-            t[5]
-            t[[1, 7, 9]]
-
-    one, three = sorted(_accesses(x, again)[0], key=lambda access: len(access.region))
-    assert {type(one.region), type(three.region)} == {Box, Elements}
-
-    def slices(t: Any) -> None:
-        for i in range(2 * MANY):
-            t[3 * i : 3 * i + 2] += 1
-
-    found, _ = _accesses(x, slices)
-    assert sum(type(access.region) is Elements for access in found) <= 2
-    assert len(found) <= 2 * (MANY + 1)
-
-
-def test_the_recorder_says_how_large_its_log_is() -> None:
-    """So that it can be taken before it is too large."""
-    x = np.zeros(1000)
-    memory = Memory(x)
-    with memory.checked():
-        t = trace(x)
-        for _ in range(10):
-            t[np.arange(30) ** 2] = 1
-            memory.recorder.next_interval()
-    assert 10 * 30 * 8 < memory.recorder.nbytes < 10 * 30 * 8 + 10 * 1000
-    memory.recorder.take()
-    assert memory.recorder.nbytes == 0
 
 
 STORED = {

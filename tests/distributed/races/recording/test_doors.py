@@ -41,17 +41,6 @@ def test_everything_is_put_back(error: type[BaseException] | None) -> None:
     assert recorder() is None
 
 
-def test_a_failure_while_they_are_opened_puts_back_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first are closed again if the last cannot be opened."""
-    before = _state()
-    monkeypatch.setattr("nbparallel.distributed.races.doors.register_numba", lambda: 1 / 0)
-    names: dict[str, Any] = {"make": np.asarray}
-    with pytest.raises(ZeroDivisionError), Memory(np.zeros(4)).checked(names):
-        pass
-    assert {name: value for name, value in _state().items() if value is not before[name]} == {}
-    assert names == {"make": np.asarray}
-
-
 def test_what_the_cell_itself_replaced_stays() -> None:
     """A function that the user's code puts into numpy is not lost."""
     original, memory = np.asarray, Memory(np.zeros(4))
@@ -117,15 +106,6 @@ def test_libraries_get_plain_arrays_and_read_them() -> None:
     assert touched_by(x, lambda t: seen.append(library["convert"](t[:2]))) == {READ: set(range(16))}
     assert touched_by(x, lambda t: seen.append(np.asarray(t))) == {}
     assert [type(one) for one in seen] == [np.ndarray, TracedArray]
-
-
-def test_names_of_the_cell_are_doors_too() -> None:
-    """`from numpy import frombuffer as f` in an earlier cell is replaced as well."""
-    memory = Memory(np.zeros(2), filename="<cell>")
-    names: dict[str, Any] = {"f": np.frombuffer, "s": trace(memory.arrays[0])}
-    with memory.checked(names):
-        exec(compile("f(s)", "<cell>", "exec"), names)
-    assert memory.touched() == {ALL: set(range(16))}
 
 
 @pytest.mark.slow

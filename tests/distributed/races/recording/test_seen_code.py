@@ -71,14 +71,6 @@ def test_what_plain_arrays_do_with_traced_ones_is_seen(name: str) -> None:
     assert _run(code, x) == expected
 
 
-def test_masks_and_indices_that_are_shared_are_read() -> None:
-    """``private[shared]`` reads the indices; ``private[shared] = 1`` too."""
-    for code in ("k = p[0][s]", "q = p[0]; k = q[s]", "q = p[0]; q[s] = 1", "q = p; q[s, 1] = 1"):
-        x = np.array([0, 1, 2])
-        found = _run(code, x)
-        assert found == {READ: set(range(24))}, code
-
-
 def test_the_transformed_code_does_the_same_on_the_same_lines() -> None:
     """Line numbers, results and values of the last expression are those of the cell."""
     code = "a = [3, 4]\na[0], b = 5, a[1]\nx: dict[str, int] = {}\nx['k'] = a\nc = x['k'][0]\nd = 1 / 0"
@@ -89,12 +81,6 @@ def test_the_transformed_code_does_the_same_on_the_same_lines() -> None:
     assert error.traceback[-1].lineno == 5
     assert (names["a"], names["b"], names["c"]) == ([5, 4], 4, 5)
     assert names["x"]["k"] is names["a"]
-
-
-def test_what_is_assigned_is_computed_first() -> None:
-    """As Python does: it may make what the array is taken from."""
-    code = "d = {}\ndef make():\n    d['k'] = [1]\n    return 2\nd['k'][0] = make()"
-    assert _run(code, np.zeros(1)) == {}
 
 
 def test_files_may_read_and_fill_what_they_get(tmp_path: Any) -> None:
