@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.worlds import Membership, exit_status
 from nbparallel.wire.identity import Process, process_of
-from nbparallel.wire.rendezvous import Join, Joined, Reason, Refused
+from nbparallel.wire.rendezvous import Join
 
 
 def _join(rank: int, size: int = 3, versions: str = "1", cpus: tuple[int, ...] = (0,)) -> Join:
@@ -53,16 +53,6 @@ def test_those_who_do_not_fit_are_named(second: Join, said: str) -> None:
     with pytest.raises(AssertionError, match=said):
         raise AssertionError(problem)
     assert not membership.complete
-
-
-def test_payloads_come_back_as_they_were() -> None:
-    """What is packed is read again as the same."""
-    join = _join(2, 7, "nbparallel ü", (0, 1023))
-    assert Join.unpack(join.pack()) == join
-    joined = Joined(3, (Process(1, 2), Process(3, 4)))
-    assert Joined.unpack(joined.pack()) == joined
-    refused = Refused(Reason.LATE, "too late")
-    assert Refused.unpack(refused.pack()) == refused
 
 
 @pytest.mark.parametrize(
@@ -110,12 +100,3 @@ def test_how_a_stranger_ended(reaped: bool, code: str, found: tuple[int | None, 
 def _tells_afterwards() -> bool:
     version = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
     return version >= (6, 15)
-
-
-def test_the_living_have_no_status() -> None:
-    """Of a process that lives nothing is known, and nothing raises."""
-    pidfd = os.pidfd_open(os.getpid())
-    try:
-        assert exit_status(pidfd, process_of(os.getpid())) == (None, None)
-    finally:
-        os.close(pidfd)

@@ -3,7 +3,6 @@
 import fcntl
 import mmap
 import os
-import random
 
 import pytest
 
@@ -12,15 +11,12 @@ from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import (
     AllowWrite,
-    Drop,
     Fetch,
     Fetched,
     Forget,
-    Idle,
     Lost,
     LostReason,
     Register,
-    Release,
     segment_id,
 )
 
@@ -108,34 +104,6 @@ def test_what_is_unknown_waits_once(server):
     answer.close()
 
 
-def test_descriptors_are_closed_with_the_last_hold(server):
-    """After everybody has let go, or died, the desk keeps nothing."""
-    before = len(os.listdir("/proc/self/fd"))
-    register(server)
-    register(server, segment_id(1, 1))
-    (answer,) = fetch(server, 1)
-    answer.close()
-    assert len(os.listdir("/proc/self/fd")) == before + 2
-    assert tuple(server.ledger.entries) == (SEGMENT, segment_id(1, 1))
-    assert sum(entry.nbytes for entry in server.ledger.entries.values()) == 8192
-    assert server.receive(0, Frame(Kind.RELEASE, 0, 0, Release(SEGMENT).pack(), [])) == []
-    (drop,) = server.client_gone(1)
-    assert (drop.client, drop.message) == (0, Drop(SEGMENT))
-    assert server.ledger.entries == {}
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_the_creator_learns_that_nobody_holds_it(server):
-    """The last release makes the segment idle, and the creator may forget it."""
-    register(server)
-    (idle,) = server.receive(0, Frame(Kind.RELEASE, 0, 0, Release(SEGMENT).pack(), []))
-    assert (idle.client, idle.message) == (0, Idle(SEGMENT))
-    (refusal,) = fetch(server, 1)
-    assert isinstance(refusal.message, Lost)
-    assert server.receive(0, Frame(Kind.FORGET, 0, 0, Forget(SEGMENT).pack(), [])) == []
-    assert server.ledger.entries == {}
-
-
 @pytest.mark.parametrize(
     ("kind", "payload", "nfds"),
     [
@@ -168,34 +136,3 @@ def test_a_descriptor_that_is_no_memory(server):
     os.close(write)
     with pytest.raises(ProtocolError):
         server.receive(0, Frame(Kind.REGISTER, 0, 0, Register(SEGMENT, 4096, True).pack(), [read]))
-
-
-def test_twenty_thousand_random_frames(server):
-    """F48: whatever comes, the desk raises `ProtocolError` or answers, and loses no descriptor."""
-    random_ = random.Random(1)
-    before = len(os.listdir("/proc/self/fd"))
-    kinds = [Kind.REGISTER, Kind.FETCH, Kind.RELEASE, Kind.HOLD, Kind.ALLOW_WRITE, Kind.FORGET, *Kind]
-    payloads = [Register(SEGMENT, 4096, True).pack(), Fetch(SEGMENT, True).pack(), Forget(SEGMENT).pack()]
-    for turn in range(20_000):
-        payload = bytearray(random_.choice(payloads))
-        for _ in range(random_.choice([0, 0, 1, 3])):
-            payload[random_.randrange(len(payload))] = random_.randrange(256)
-        payload = bytes(payload[: random_.choice([len(payload)] * 5 + [random_.randrange(20)])])
-        fds = [memory() for _ in range(random_.choice([0, 0, 0, 1]))]
-        try:
-            outgoing = server.receive(
-                random_.randrange(3), Frame(random_.choice(kinds), 0, turn, payload, fds)
-            )
-        except ProtocolError:
-            continue
-        for frame in outgoing:
-            frame.close()
-        if server.ledger.unsettled and random_.random() < 0.1:
-            for frame in server.settle(server.ledger.mark()):
-                frame.close()
-    for client in (0, 1):
-        for frame in server.client_gone(client):
-            frame.close()
-    assert server.settle(server.ledger.mark()) == []
-    assert server.ledger.entries == {}
-    assert len(os.listdir("/proc/self/fd")) == before

@@ -11,15 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nbparallel.supervisor import sweep as sweeps
 from nbparallel.supervisor.sweep import Liveness, StaleName, look, removal_text, sweep
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire import locked_names
 from tests.harness import sandboxes
-from tests.harness.tiers import examples
 from tests.supervisor.leftovers import NOBODY, leave, left_in
 
 
@@ -239,22 +236,6 @@ def test_two_sweeps_and_a_session_that_begins(tmp_path: Path) -> None:
     assert doomed <= set(removed)
     assert all(path.exists() for path in living)
     assert len(left_in(tmp_path) - {path.name for path in living}) == 0
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(sessions=st.lists(st.tuples(st.booleans(), st.integers(0, 4)), max_size=8))
-def test_f72_property_a_living_one_is_never_touched(
-    sessions: list[tuple[bool, int]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Whatever lies there: only names that nobody has locked go."""
-    folder = tmp_path_factory.mktemp("names")
-    doomed, kept = set(), set()
-    for number, (living, count) in enumerate(sessions):
-        paths = leave(folder, count, number, living=living)
-        (kept if living else doomed).update(path.name for path in paths)
-    report = sweep([str(folder)])
-    assert {Path(name.path).name for name in report.removed} == doomed
-    assert left_in(folder) == kept
 
 
 def test_the_line_counts_segments_and_sessions() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from nbparallel.errors import ProtocolError
 from nbparallel.wire import control
-from nbparallel.wire.control import ControlView, FailureKind, Layout, Operation, State
+from nbparallel.wire.control import ControlView, Layout, State
 
 
 @pytest.fixture
@@ -57,43 +55,6 @@ def test_memory_stays_small() -> None:
         Layout.of(0)
 
 
-def test_sealed_and_named() -> None:
-    """The segment cannot be resized, and its name tells whose it is."""
-    fd = control.create(2, 3, label="abc")
-    try:
-        assert "memfd:nbp-control-abc" in os.readlink(f"/proc/self/fd/{fd}")
-        with pytest.raises(PermissionError):
-            os.ftruncate(fd, 10)
-    finally:
-        os.close(fd)
-
-
-def test_words_round_trip(view: ControlView) -> None:
-    """What K, S and ranks write is what others read."""
-    assert view.epoch == 7
-    assert view.world_size == 4
-    assert view.read_interrupt(1) == (0, 0)
-    view.write_interrupt(1, 5, 2)
-    assert view.read_interrupt(1) == (5, 2)
-    assert view.read_death(2) is None
-    view.write_death(2, signal=9)
-    view.write_death(3, exit_code=0)
-    assert str(view.read_death(2)) == "killed by signal 9"
-    assert str(view.read_death(3)) == "exit code 0"
-
-
-def test_slots_round_trip(view: ControlView) -> None:
-    """A rank's slot says operation, peer, tag and line; -1 and negative tags survive."""
-    view.write_slot(2, 5, State.WAITING, Operation.recv, peer=-1, tag=3, line=12, sequence=9, deadline=True)
-    record = [view.read_slot(rank) for rank in range(view.world_size)][2]
-    assert (record.state, record.operation, record.peer, record.tag, record.line) == (
-        State.WAITING, Operation.recv, -1, 3, 12,
-    )  # fmt: skip
-    assert record.deadline
-    assert record.sequence == 9
-    assert view.read_slot(0).state is State.IDLE
-
-
 def test_an_unreadable_slot_counts_as_computing(view: ControlView) -> None:
     """A rank stopped in the middle of a change does not stop its readers; its next change heals it."""
     word = view.layout.rank_word(1, 3)
@@ -103,18 +64,6 @@ def test_an_unreadable_slot_counts_as_computing(view: ControlView) -> None:
     assert record.state is State.COMPUTING
     view.write_slot(1, 5, State.FINISHED)
     assert view.read_slot(1).state is State.FINISHED
-
-
-def test_the_first_failure_stays(view: ControlView) -> None:
-    """A failed rank's message is kept, cut to its room, and never replaced."""
-    view.write_failure(0, FailureKind.EXCEPTION, 5, 0, "é" * 5000)
-    view.write_failure(0, FailureKind.PEER, 5, 1, "later")
-    record = view.read_failure(0)
-    assert record is not None
-    assert record.kind is FailureKind.EXCEPTION
-    assert record.message.startswith("ééé")
-    assert len(record.message.encode()) <= control.FAILED_TEXT + 3
-    assert view.read_failure(1) is None
 
 
 def test_a_damaged_segment_is_refused() -> None:
@@ -132,13 +81,3 @@ def test_a_damaged_segment_is_refused() -> None:
             ControlView(fd)
     finally:
         os.close(fd)
-
-
-def test_the_supervisor_can_import_it() -> None:
-    """It loads under ``python -I -S -E`` with nothing but the standard library."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(control.__file__))))
-    code = (
-        f"import sys; sys.path.append({root!r}); import nbparallel.wire.control as c; "
-        "v = c.ControlView(c.create(2, 1)); v.write_death(1, signal=9); assert 'numpy' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-I", "-S", "-E", "-c", code], check=True, timeout=20)
