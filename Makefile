@@ -46,7 +46,7 @@ torch: $(VENV)/torch  ## install torch, so that the tests of tensors run instead
 
 dask: $(VENV)/dask  ## install Dask, so that the tests with a real cluster run instead of saying that they are skipped
 
-mpi: $(VENV)/mpich/ready  ## install mpi4py, so that operations over hosts are compared with MPI's
+mpi: $(VENV)/mpich/ready  ## install mpi4py, so that operations over hosts are measured beside MPI's
 
 lint: $(VENV)/ready  ## style, format, types, layers
 	@$(BIN)/ruff check .

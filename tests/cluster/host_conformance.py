@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from random import Random
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from tests.cluster.mpi_oracle import MISSING, ask_mpi, installed
 from tests.cluster.sink import Sink
 from tests.harness.turns import Promised
 
@@ -102,53 +100,12 @@ def model(size: int, program: list[tuple[str, int]]) -> list[Any]:
     return xs
 
 
-EVERY = """
-found, four = [], range(4)
-for dtype, sizes in ("f8", (0, 1, 1000, 200_000)), ("f4", (999,)), ("i8", (1, 500)), ("c16", (700,)):
-    for size in sizes:
-        x = ((np.arange(size) % 17 + 3 * rank) * (1 if dtype == "i8" else 0.7)).astype(dtype)
-        parts = [x + i for i in four]
-        for op in ("sum", "product") if dtype == "c16" else ("sum", "product", "max", "min"):
-            y = x.copy(); all_reduce(y, op)
-            found += [y, reduce(x.copy(), 2, op), reduce_scatter(parts, op=op)]
-        y = x.copy(); broadcast(y, 1)
-        found += [y, broadcast(x if rank == 3 else None, 3), gather(x, dst=1), all_gather(x)]
-        found += [scatter(parts if rank == 2 else None, src=2), all_to_all(parts)]
-thing = {"rank": rank, "text": "x" * 5 * rank}
-found += [all_gather(thing), gather(thing, dst=3), broadcast(thing if rank == 2 else None, 2)]
-found += [all_reduce(rank + 1, op) for op in ("sum", "product", "max", "min")] + [all_to_all([thing] * 4)]
-barrier()
-found
-"""
-"""All operations, which no order or rounding makes differ by more than a last bit."""
-SEEDS = range(4, 8)
-
-
 def random_program(seed: int) -> tuple[str, dict[str, Any]]:
     """Return a cell that calls operations at random, and its names."""
     random = Random(seed)
     size = random.choice([5, 1000, 200_000])
     program = [(random.choice(NAMES), random.randrange(4)) for _ in range(40)]
     return PROGRAM, {"size": size, "program": program}
-
-
-@functools.cache
-def of_mpi(*firsts: int) -> list[list[Any]]:
-    """Return what mpi4py makes of all cells that it is compared with, on each rank."""
-    return ask_mpi([(EVERY, {}), *map(random_program, SEEDS)], firsts)
-
-
-def check_alike(found: Any, wanted: Any, where: str) -> None:
-    """Raise if two values differ by more than rounding does."""
-    if isinstance(wanted, list):
-        assert len(found) == len(wanted), where
-        for one, other in zip(found, wanted, strict=True):
-            check_alike(one, other, where)
-    elif isinstance(wanted, np.ndarray):
-        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), where
-        np.testing.assert_allclose(found, wanted, 1e-6, err_msg=where)
-    else:
-        assert found == wanted, where
 
 
 class HostOperationsTests:
@@ -302,18 +259,6 @@ total - 50 * g.size()
         found = hosts.run(cell, namespace={"np": np, **names}).values
         for rank, wanted in enumerate(model(**names)):
             np.testing.assert_array_equal(found[rank], wanted, f"rank {rank}: {names['program']}")
-
-    @pytest.mark.slow
-    @pytest.mark.time_limit(200)
-    @pytest.mark.skipif(not installed(), reason=MISSING)
-    def test_mpi4py_does_the_same(self, hosts: nbp.Session) -> None:
-        """Every operation, and random programs of them."""
-        assert hosts.hosts is not None
-        wanted = of_mpi(*(ranks.start for ranks in hosts.hosts.values()), 4)
-        for (cell, names), over_mpi in zip([(EVERY, {}), *map(random_program, SEEDS)], wanted, strict=True):
-            found = hosts.run(cell, namespace={"np": np, **names}).values
-            for rank in range(4):
-                check_alike(found[rank], over_mpi[rank], f"rank {rank}: {names}")
 
 
 INTERRUPTED = {

@@ -265,19 +265,6 @@ while True: {operation}
 
 
 @pytest.mark.slow
-def test_interrupt(hosts: nbp.Session) -> None:
-    """Ranks that wait in an operation over hosts end it; the next cell works."""
-    pending = hosts.submit("import time\nif rank == 3: time.sleep(30)\nbarrier()")
-    time.sleep(0.5)
-    began = time.monotonic()
-    pending.cancel()
-    with pytest.raises(KeyboardInterrupt):
-        pending.result(20)
-    assert time.monotonic() - began < 5
-    assert hosts.run("all_gather(rank)").values == [[0, 1, 2, 3]] * 4
-
-
-@pytest.mark.slow
 def test_a_time_out_names_the_ranks_that_are_missing(hosts: nbp.Session) -> None:
     """Those of the other host."""
     cell = "import time\nif rank == 3: time.sleep(1)\nbarrier(timeout=0.2)"
@@ -286,25 +273,6 @@ def test_a_time_out_names_the_ranks_that_are_missing(hosts: nbp.Session) -> None
     assert timed_out
     assert all("barrier on line 3: timed out" in str(each) for each in timed_out)
     assert all("3 (host b) did not arrive" in str(each) for each in timed_out)
-
-
-def test_what_is_not_built_is_refused(hosts: nbp.Session) -> None:
-    """At the call; other calls of the cell work."""
-    refused = """
-all_reduce(1, async_op=True)
-all_gather(nbp.zeros(3), view=True)
-dist.scan(1)
-dist.split(0)
-rank in (0, 3) and send(1, 3 - rank)
-dist.new_group([0, 3]), dist.new_group([1, 2, 3])
-"""
-    names = {"HostBoundaryError": HostBoundaryError}
-    for call in refused.strip().splitlines():
-        cell = f"text = ''\ntry: {call}\nexcept HostBoundaryError as error: text = str(error)\n"
-        found = hosts.run(cell + "(text, all_reduce(1))", namespace=names).values
-        assert any(text for text, _ in found), call
-        assert all("host_group()" in text for text, _ in found if text)
-        assert all(total == 4 for _, total in found)
 
 
 def test_a_cell_on_some_ranks_has_no_operations_of_all(hosts: nbp.Session) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import pickle
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,24 +64,6 @@ def test_much_output_arrives_in_order(hosts: nbp.Session) -> None:
     """Ten thousand lines of each rank, none lost, none out of order."""
     result = hosts.run("for i in range(10_000): print(i)")
     assert all(each.stdout.split() == [str(i) for i in range(10_000)] for each in result)
-
-
-def test_output_after_a_pause_does_not_wait_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first text is sent at once, what follows is folded."""
-    monkeypatch.setattr(node, "FOLD_SECONDS", 60.0)
-    events: list[bytes] = []
-    port: Any = SimpleNamespace(emit=events.append)
-    output = node.NodeOutput(port, 1)
-    output.stream(0, "stdout", "first")
-    wait_until(lambda: len(events) == 1)
-    output.stream(0, "stdout", "second")
-    output.stream(1, "stdout", "third")
-    assert len(events) == 1
-    output.close()
-    assert [pickle.loads(event[1:]) for event in events] == [
-        ("output", 1, [(0, "stdout", "first")]),
-        ("output", 1, [(0, "stdout", "second"), (1, "stdout", "third")]),
-    ]
 
 
 def test_large_values_come_whole(hosts: nbp.Session) -> None:

@@ -120,22 +120,6 @@ def test_a_host_that_stays_silent_is_given_up(cluster: Loopback, monkeypatch: py
         assert session.run("rank", ranks=[0]).values[0] == 0
 
 
-@pytest.mark.slow
-def test_a_host_that_answers_late_is_kept(cluster: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line says that it was silent, and its part of the cell is used."""
-    from nbparallel.cluster import host_dispatch
-
-    monkeypatch.setattr(host_dispatch, "LOOK_SECONDS", 0.5)
-    sink = Sink()
-    with nbp.Session(cluster=cluster) as session:
-        pending = session.submit("import time; time.sleep(0.5); rank", sink=sink)
-        cluster.nodes["b"].frozen.set()
-        wait_until(lambda: "host b has not answered for 5 s" in sink.notes, seconds=30)
-        time.sleep(2.5)  # ten looks of fifteen
-        cluster.nodes["b"].frozen.clear()
-        assert pending.result(20).values == [0, 1]
-
-
 def test_stopping_while_a_cell_runs(cluster: Loopback) -> None:
     """Whoever waits for the cell is told; every node has ended."""
     session = nbp.Session(cluster=cluster)
@@ -227,47 +211,3 @@ def test_a_start_can_be_interrupted(cluster: Loopback, monkeypatch: pytest.Monke
     assert all(each.ended for each in cluster.nodes.values())
     assert session.run("rank").values == [0, 1]
     session.stop()
-
-
-class LateLoopback(Loopback):
-    """A cluster that keeps back what host b says of a link that is closed; it counts links."""
-
-    def __init__(self) -> None:
-        super().__init__(["a", "b"], cpus=1)
-        self.kept: list[Any] = []
-        self.links = 0
-
-    def events(self, handler: Any) -> None:
-        """Pass on all other events."""
-        self.handler, self.event, self.lost = handler, handler.event, handler.lost
-        super().events(self)
-
-    def unlinked(self, host: str, *what: Any) -> None:
-        """Take an event."""
-        if host == "b":
-            self.kept.append((host, *what))
-        else:
-            self.handler.unlinked(host, *what)
-
-    def link(self, one: str, other: str, timeout: float) -> None:
-        """Connect two hosts."""
-        super().link(one, other, timeout)
-        self.links += 1
-
-
-def test_a_late_word_of_a_link_that_was_replaced() -> None:
-    """Both hosts say that their link is closed; hosts that are connected again by then stay so."""
-    cluster = LateLoopback()
-    with nbp.Session(cluster=cluster) as session:
-        assert session.run("all_reduce(rank)").values == [1, 1]
-        cluster.nodes["a"].break_link("b")
-        wait_until(lambda: cluster.kept and not session_messages(session).empty())
-        assert session.run("all_reduce(rank)").values == [1, 1]
-        assert cluster.links == 2
-        cluster.handler.unlinked(*cluster.kept.pop())
-        assert session.run("all_reduce(rank)").values == [1, 1]
-        assert cluster.links == 2
-        cluster.nodes["b"].break_link("a")
-        wait_until(lambda: cluster.kept and not session_messages(session).empty())
-        assert session.run("all_reduce(rank)").values == [1, 1]
-        assert cluster.links == 3

@@ -11,9 +11,8 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.cluster import host_dispatch, host_session
-from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_messages import NodeReply
-from nbparallel.errors import HostBoundaryError, labelled_ranks, rank_list
+from nbparallel.errors import HostBoundaryError
 from nbparallel.session.diagnostics.doctor import Severity, examine
 from nbparallel.testing.waiting import wait_until
 from nbparallel_widgets.panel_view import PanelView
@@ -232,12 +231,3 @@ def test_a_start_and_an_array_on_its_way_are_seen(monkeypatch: pytest.MonkeyPatc
     assert "of 8.0 MiB" in sink.states[-2]
     assert _phase(session) == "finished"
     session.stop()
-
-
-def test_names_of_hosts_in_texts() -> None:
-    """Only in a block that wants them."""
-    with labelled_ranks(HostPlace(4, ("a", "b"), (0, 2, 4), 0).label_of):
-        assert rank_list([1, 2, 3]) == "ranks 1 (host a), 2-3 (host b)"
-        with labelled_ranks():
-            assert rank_list([1, 2, 3]) == "ranks 1-3"
-    assert rank_list([1, 2, 3]) == "ranks 1-3"
