@@ -16,7 +16,6 @@ from nbparallel.errors import (
     StaleWorkError,
 )
 from nbparallel.testing.waiting import wait_until
-from tests.distributed.conformance.oracle import DTYPES, allowed, example, expected, same
 from tests.harness.ranks import context_of, parts_of
 
 
@@ -84,27 +83,6 @@ def test_every_collective(ranks: Any, n: int) -> None:
                 assert equal(results[name], call()), (name, size)
 
     ranks(n, work)
-
-
-def test_every_operator_and_dtype(ranks: Any) -> None:
-    """Reductions that end later give the same bits."""
-
-    def work(c: Communicator) -> None:
-        for dtype, op in itertools.product(DTYPES, ("sum", "avg", "product", "min", "max", "band", "bxor")):
-            if allowed(op, dtype):
-                inputs = [example(dtype, 300, r, 9) for r in range(3)]
-                with np.errstate(all="ignore"):
-                    want = expected(op, inputs)
-                x = inputs[c.rank].copy()
-                works = [
-                    c.all_reduce(x, op, async_op=True),
-                    c.reduce_scatter(inputs[c.rank], op=op, async_op=True),
-                ]
-                assert works[0].result() is x
-                assert same(x, want, dtype, op)
-                assert same(works[1].result(), np.array_split(want, 3)[c.rank], dtype, op)
-
-    ranks(3, work)
 
 
 def test_arguments_may_change_at_once(ranks: Any) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,39 +19,6 @@ from nbparallel.errors import (
     PeerFailedError,
 )
 from nbparallel.testing.waiting import wait_until
-from tests.harness.ranks import Running, context_of
-
-
-@pytest.mark.slow
-@pytest.mark.fault("F32")
-def test_mismatches(outcomes: Any) -> None:
-    """Other arguments, another order, or async_op on some only: an error on all, and no array changed."""
-    pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
-        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x, "max", async_op=True)),
-        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x[1:], async_op=True)),
-        (lambda c, x: c.all_reduce(x, async_op=True), lambda c, x: c.all_reduce(x)),
-        (lambda c, x: c.reduce(x, 0, async_op=True), lambda c, x: c.reduce(x, 1, async_op=True)),
-        (lambda c, x: c.broadcast(x, async_op=True), lambda c, x: c.broadcast(x[1:], async_op=True)),
-        (lambda c, x: c.all_gather([x.copy(), x.copy(), x], x, async_op=True),
-         lambda c, x: c.all_gather([x.copy(), x.copy(), x[1:].copy()], x, async_op=True)),
-        (lambda c, x: c.barrier(async_op=True), lambda c, x: c.all_to_all([1, 2, 3], async_op=True)),
-    ]  # fmt: skip
-    for one, other in pairs:
-
-        def work(c: Communicator, one: Any = one, other: Any = other) -> str:
-            x = np.arange(3.0) + c.rank
-            before = x.tobytes()
-            try:
-                w = (other if c.rank == 1 else one)(c, x)
-                w.wait()
-            except CollectiveMismatchError as error:
-                assert x.tobytes() == before
-                return str(error)
-            return ""
-
-        for outcome in outcomes(3, work):
-            assert outcome.error is None, outcome
-            assert "rank  operation" in outcome.value, outcome
 
 
 @pytest.mark.slow
@@ -91,48 +57,6 @@ def test_waiting_in_vain(outcomes: Any) -> None:
     assert found[1].error is None
 
 
-@pytest.mark.fault("F3")
-@pytest.mark.parametrize("point", ["enter", "wrote_header", "half_payload", "wrote_flag", "leave"])
-def test_killed(outcomes: Any, point: str) -> None:
-    """Kill -9 at every point of a collective that ends later frees those who wait for it."""
-
-    def work(c: Communicator) -> str:
-        try:
-            while True:
-                works = [c.all_reduce(np.ones(9), async_op=True) for _ in range(3)]
-                for w in works:
-                    w.wait()
-        except PeerFailedError as error:
-            return str(error)
-
-    found = outcomes(3, work, faults=f"{point}:1:5:kill")
-    assert found[1].signal == signal.SIGKILL
-    for outcome in (found[0], found[2]):
-        assert outcome.error is None, outcome
-        assert "rank 1 died" in outcome.value
-
-
-@pytest.mark.fault("F21")
-def test_interrupted_while_waiting(outcomes: Any) -> None:
-    """SIGINT in wait raises there, and frees the others."""
-
-    def work(c: Communicator) -> None:
-        if c.rank == 0:
-            c.recv(src=1, tag=9)
-        c.all_reduce(1, async_op=True).wait()
-
-    def meanwhile(running: Running) -> bool:
-        if time.monotonic_ns() - running.started_ns < 0.15e9:
-            return False
-        os.kill(running.pids[1], signal.SIGINT)
-        return True
-
-    found = outcomes(3, work, meanwhile=meanwhile)
-    assert isinstance(found[1].error, KeyboardInterrupt), found
-    assert isinstance(found[0].error, PeerFailedError), found
-    assert isinstance(found[2].error, PeerFailedError), found
-
-
 def test_wrong_arguments_hurt_only_the_caller(ranks: Any) -> None:
     """They raise at once, as without async_op, and nothing was begun."""
 
@@ -152,29 +76,6 @@ def test_wrong_arguments_hurt_only_the_caller(ranks: Any) -> None:
             with pytest.raises(error):
                 call()
         assert c.all_reduce(1, async_op=True).result() == 2
-
-    ranks(2, work)
-
-
-def test_shared_outputs_that_overlap(ranks: Any) -> None:
-    """Overlapping outputs of two ranks raise on all when waited for, and nothing else is hurt."""
-
-    def work(c: Communicator) -> None:
-        store, handle = context_of(c).store, None
-        if c.rank == 0:
-            whole = store.empty(4)
-            whole[...] = 1
-            handle = store.handle(whole, writable=True)
-        handle = c.broadcast(handle)
-        if c.rank:
-            whole = store.attach(handle, writable=True)
-        w = c.scatter(whole[:2], [np.zeros(2)] * 2 if c.rank == 0 else None, src=0, async_op=True)
-        later = c.all_reduce(1, async_op=True)
-        with pytest.raises(ValueError, match="overlapping memory"):
-            w.wait()
-        assert later.result() == 2
-        assert (whole == 1).all()
-        c.barrier()
 
     ranks(2, work)
 

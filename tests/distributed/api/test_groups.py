@@ -2,63 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.slots.slot_area import group_area, group_nbytes, prepare
-from nbparallel.errors import CollectiveMismatchError, DeadlockError, PeerFailedError
-from tests.harness.ranks import Running, context_of
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(60)
-def test_every_operation_in_every_group(ranks: Any) -> None:
-    """Every subset of four ranks is a group in which every operation works, with roots of the world."""
-
-    def work(c: Communicator) -> None:
-        me = c.rank
-        subsets = [s for k in range(1, 5) for s in itertools.combinations(range(4), k)]
-        for members in subsets:
-            group = c.new_group(reversed(members), tag="x")
-            assert group.ranks == members
-            if me not in members:
-                continue
-            n, at = len(members), members.index(me)
-            root = members[-1]
-            for size, make in ((3, np.array), (9000, np.array), (9000, context_of(c).store.share)):
-                x = make(np.full(size, float(me)))
-                assert all((v == r).all() for v, r in zip(c.all_gather(x, group=group), members, strict=True))
-                assert (c.all_reduce(make(np.full(size, float(me))), group=group) == sum(members)).all()
-                total = c.reduce(make(np.full(size, float(me))), root, group=group)
-                assert (total is None) == (me != root)
-                assert total is None or (total == sum(members)).all()
-                prefix = c.scan(make(np.full(size, float(me))), group=group)
-                assert (prefix == sum(members[: at + 1])).all()
-                prefix = c.exscan(make(np.full(size, float(me))), group=group)
-                assert prefix is None if at == 0 else (prefix == sum(members[:at])).all()
-                assert all((v == root).all() for v in c.maxloc(x, group=group))
-                part = c.reduce_scatter(x, group=group)
-                assert part.shape == np.array_split(x, n)[at].shape
-                assert (part == sum(members)).all()
-                filled = make(np.full(size, float(me)))
-                c.broadcast(filled, src=root, group=group)
-                assert (filled == root).all()
-                assert (c.scatter(x if me == root else None, src=root, group=group) == root).all()
-            assert c.gather(me, group_dst=n - 1, group=group) == (list(members) if me == root else None)
-            assert c.all_to_all([(me, r) for r in members], group=group) == [(r, me) for r in members]
-            c.barrier(group=group)
-            c.send(("ring", me), group_dst=(at + 1) % n, group=group, tag=2)
-            assert c.recv(group_src=(at - 1) % n, group=group, tag=2) == ("ring", members[at - 1])
-        assert c.all_reduce(1) == 4
-
-    ranks(4, work, seconds=50)
+from nbparallel.errors import CollectiveMismatchError, DeadlockError
 
 
 def test_names_and_group_ranks(ranks: Any) -> None:
@@ -144,28 +94,6 @@ def test_messages_of_groups_stay_apart(ranks: Any) -> None:
 
 
 @pytest.mark.slow
-def test_many_groups_drift_apart(ranks: Any) -> None:
-    """Forty groups used in random order, each by its members only, keep their own counts."""
-
-    def work(c: Communicator) -> None:
-        rng = np.random.default_rng(3)
-        groups = [
-            c.new_group(sorted(rng.choice(4, rng.integers(1, 5), replace=False).tolist()), tag=str(i))
-            for i in range(40)
-        ]
-        for step in range(600):
-            group = groups[int(rng.integers(40))]
-            size = int(rng.choice([1, 700, 3000]))
-            if c.rank in group.ranks:
-                x = np.full(size, c.rank + step)
-                c.all_reduce(x, group=group)
-                assert (x == sum(group.ranks) + step * len(group.ranks)).all(), step
-        c.barrier()
-
-    ranks(4, work)
-
-
-@pytest.mark.slow
 @pytest.mark.fault("F34")
 def test_deadlocks_across_groups(outcomes: Any) -> None:
     """Ranks that wait for each other in different groups are told: group, members, line."""
@@ -247,29 +175,6 @@ def test_a_mismatch_names_the_members(outcomes: Any) -> None:
         ]
 
 
-@pytest.mark.matrix(cover=())
-@pytest.mark.fault("F3")
-@pytest.mark.parametrize("point", ["enter", "wrote_header", "wrote_flag", "leave"])
-def test_killed_inside_a_group(outcomes: Any, point: str) -> None:
-    """Kill -9 of a member frees the other members, and those who wait for one of them elsewhere."""
-
-    def work(c: Communicator) -> str:
-        group = c.new_group([0, 1])
-        try:
-            if c.rank == 2:
-                c.recv(src=0)
-            while True:
-                c.all_reduce(np.ones(10), group=group)
-        except PeerFailedError as error:
-            return str(error)
-
-    found = outcomes(3, work, faults=f"{point}:1:3:kill")
-    assert found[1].signal == signal.SIGKILL
-    for outcome in (found[0], found[2]):
-        assert outcome.error is None, outcome
-        assert "rank 1 died" in outcome.value
-
-
 def test_in_a_cell_of_some_ranks(ranks: Any) -> None:
     """In a cell of some ranks the world is refused, and a group works if all its members are there."""
 
@@ -282,53 +187,3 @@ def test_in_a_cell_of_some_ranks(ranks: Any) -> None:
         c.barrier(group=c.new_group([3, 0]))
 
     ranks(4, work, participants=(0, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.fault("F60")
-def test_a_stopped_member_is_no_deadlock(outcomes: Any) -> None:
-    """A member that is stopped while it waits in a group gives no report, and goes on."""
-
-    def work(c: Communicator) -> int:
-        pair, all_three = c.new_group([0, 1]), c.new_group([0, 1, 2])
-        c.barrier(all_three)
-        if c.rank == 2:
-            time.sleep(0.5)
-        for i in range(30):
-            if c.rank < 2:
-                c.all_reduce(i, group=pair)
-            if c.rank == 2:
-                time.sleep(0.02)
-            c.all_reduce(i, group=all_three)
-        return 1
-
-    state = {"at": time.monotonic() + 0.25, "stopped": False, "times": 0}
-
-    def meanwhile(running: Running) -> bool:
-        if time.monotonic() < state["at"]:
-            return False
-        try:
-            os.kill(running.pids[1], signal.SIGCONT if state["stopped"] else signal.SIGSTOP)
-        except ProcessLookupError:
-            return True
-        state["stopped"] = not state["stopped"]
-        state["at"] = time.monotonic() + (0.6 if state["stopped"] else 0.03)
-        state["times"] += 1
-        return state["times"] >= 6
-
-    for outcome in outcomes(3, work, meanwhile=meanwhile):
-        assert outcome.error is None, outcome
-
-
-def test_damaged_memory_is_no_area() -> None:
-    """What is not laid out as a group's memory is refused before any word in it is believed."""
-    memory = np.zeros(group_nbytes(3), np.uint8)
-    assert group_area(memory, b"x", 0) is None
-    prepare(memory, [4, 5, 9])
-    area = group_area(memory, b"x", 5)
-    assert area is not None
-    assert (area.ranks, area.index) == ((4, 5, 9), 1)
-    assert group_area(memory[:-1], b"x", 5) is None
-    memory[8] = 4
-    assert group_area(memory, b"x", 5) is None
-    area.close()

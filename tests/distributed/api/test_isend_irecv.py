@@ -10,37 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed import Communicator, P2POp, irecv, isend
+from nbparallel.distributed import Communicator, P2POp, isend
 from nbparallel.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     DeadlockError,
-    PeerFailedError,
     StaleWorkError,
 )
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_rings_of_works(ranks: Any, n: int) -> None:
-    """Receives that were begun first get what is sent later, of any size, private and shared."""
-
-    def work(c: Communicator) -> None:
-        left, right = (c.rank - 1) % n, (c.rank + 1) % n
-        for size in (0, 1, 5000, 200_000):
-            buffer = np.zeros(size)
-            first, second = c.irecv(buffer, src=left), c.irecv(src=left, tag=3)
-            x = np.full(size, float(c.rank))
-            works = [c.isend(x, right), c.isend({"from": c.rank}, right, tag=3)]
-            x[...] = -1  # it was buffered
-            assert all(w.wait() and w.wait() for w in works)
-            assert second.result() == {"from": left}
-            assert first.result() is buffer
-            assert first.source_rank() == left
-            assert first.is_completed()
-            assert first.exception() is None
-            assert (buffer == left).all()
-
-    ranks(n, work)
 
 
 def test_the_order_of_receives(ranks: Any) -> None:
@@ -65,28 +41,6 @@ def test_the_order_of_receives(ranks: Any) -> None:
                 c.isend("late", 0, tag=9)
 
     ranks(3, work)
-
-
-def test_more_than_a_ring_holds(ranks: Any) -> None:
-    """Many large messages each way, begun before any is received."""
-
-    def work(c: Communicator) -> None:
-        other = 1 - c.rank
-        works = [c.irecv(src=other) for _ in range(40)]
-        sent = [c.isend(np.full(3000, i), other) for i in range(40)]
-        assert all((w.result() == i).all() for i, w in enumerate(works))
-        assert all(w.is_completed() for w in sent)
-        got = c.batch_isend_irecv(
-            [
-                P2POp(isend, c.rank, other),
-                P2POp(irecv, np.zeros(2), other, tag=1),
-                P2POp(isend, np.ones(2), other, tag=1),
-            ]
-        )
-        assert (got[1].result() == 1).all()
-        assert c.recv(src=other) == other
-
-    ranks(2, work)
 
 
 def test_progress_in_other_waits(ranks: Any) -> None:
@@ -225,18 +179,3 @@ def test_values_go_with_their_works(ranks: Any) -> None:
         assert value() is None
 
     ranks(1, work)
-
-
-@pytest.mark.fault("F30")
-def test_a_failure_elsewhere(outcomes: Any) -> None:
-    """Who waits for a work of a rank that failed is freed like from any other wait."""
-
-    def work(c: Communicator) -> None:
-        if c.rank == 1:
-            raise ZeroDivisionError("no")
-        w = c.irecv(src=1)
-        with pytest.raises(PeerFailedError, match="ZeroDivisionError"):
-            w.wait()
-
-    found = outcomes(2, work)
-    assert found[0].error is None, found

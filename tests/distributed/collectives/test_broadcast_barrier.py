@@ -13,34 +13,6 @@ from nbparallel.distributed.collectives import broadcast, direct
 from tests.harness.ranks import context_of
 
 
-@pytest.mark.slow
-@pytest.mark.matrix(cover=())
-@pytest.mark.time_limit(100)
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_broadcast_fills_arrays(ranks: Any, n: int) -> None:
-    """Every dtype, size and layout arrives in the array that was passed, from every root."""
-
-    def work(c: Communicator) -> None:
-        store = context_of(c).store
-        for root in range(n):
-            for dtype in ("f4", "i2", ">u8", "c16", "b1", "M8[s]", "S5", "i4,f8", "U3"):
-                for size in (0, 1, 3000, 30_000, 400_000):
-                    if size == 400_000 and dtype not in ("f4", "U3"):
-                        continue
-                    data = (np.arange(size) % 97).astype("u1").astype(dtype)
-                    for make in (np.array, store.share):
-                        x = make(data) if c.rank == root else make(np.zeros(size, dtype))
-                        assert c.broadcast(x, src=root) is x
-                        assert (x == data).all()
-                    strided = np.zeros((size, 2), dtype)[:, 0]
-                    if c.rank == root:
-                        strided[...] = data
-                    c.broadcast(strided, src=root)
-                    assert (strided == data).all()
-
-    ranks(n, work, seconds=90)
-
-
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_broadcast_makes_new_values(ranks: Any, n: int) -> None:
@@ -117,22 +89,6 @@ def test_large_shared_arrays_are_copied_by_all(ranks: Any, monkeypatch: pytest.M
         return calls
 
     assert ranks(3, work) == [[1, 1, 1]] * 3
-
-
-def test_broadcast_errors(ranks: Any) -> None:
-    """Wrong roots and read-only arrays raise at once, on the caller alone."""
-
-    def work(c: Communicator) -> None:
-        wrong = ((-1, ValueError), (2, ValueError), (True, TypeError), (0.0, TypeError), ("0", TypeError))
-        for src, error in wrong:
-            with pytest.raises(error):
-                c.broadcast(1, src=src)  # type: ignore[arg-type]
-        if c.rank == 1:
-            with pytest.raises(ValueError, match="read-only"):
-                c.broadcast(np.broadcast_to(np.ones(1), (3,)))
-        assert c.broadcast(np.int64(5) if c.rank == 1 else None, src=np.int64(1)) == 5
-
-    ranks(2, work)
 
 
 @pytest.mark.matrix(cover=())

@@ -1,4 +1,4 @@
-"""The conformance suite and random programs where nearly every array is large: read in place, and copied."""
+"""The conformance suite and random programs where nearly every array is large: each of its ways."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from nbparallel.distributed.runtime import peer_memory
 from nbparallel.distributed.slots import slot_area
 from nbparallel.wire.control_layout import Layout
 from tests.distributed.collectives.test_in_place import count_reads
+from tests.distributed.collectives.test_many_collectives import mixed
 from tests.distributed.conformance.test_conformance import call_all
-from tests.distributed.conformance.test_random_programs import program
 
 SLOT = 1 << 10
 """Bytes that a slot holds here: arrays of 300 elements are large, and the suite takes no longer than ever."""
-LAYOUTS = (
+MIXED = (
     "private", "strided", "backwards", "fortran", "private", "backwards", "shared", "shared strided",
 )  # fmt: skip
 """Neighbours' arrays: what four ranks bring is all private three times of eight, else mixed."""
+LAYOUTS = {"read in place": MIXED, "copied": MIXED, "shared": ("shared",)}
 
 
-@pytest.fixture(autouse=True, params=["read in place", "copied"])
+@pytest.fixture(autouse=True, params=LAYOUTS)
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return how large private arrays travel; they are small here, and so are all steps.
 
@@ -38,7 +39,7 @@ def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         (in_place, "BLOCK", 1_000), (in_place, "PIECE", 1_500), (direct, "PIECE", 4 << 10),
     ):  # fmt: skip
         monkeypatch.setattr(module, constant, nbytes)
-    if request.param == "copied":
+    if request.param != "read in place":
         monkeypatch.setenv(peer_memory.OFF, "0")
     return request.param
 
@@ -57,7 +58,7 @@ def test_every_collective(ranks: Any, way: str, n: int, one_of: int, first: int,
 
     def work(c: Communicator) -> tuple[int, int]:
         seen = count_reads(c)
-        return call_all(c, one_of, first, LAYOUTS), len(seen)
+        return call_all(c, one_of, first, LAYOUTS[way]), len(seen)
 
     for cases, reads in ranks(n, work, seconds=500):
         assert cases >= least
@@ -70,7 +71,7 @@ def test_every_collective(ranks: Any, way: str, n: int, one_of: int, first: int,
 @pytest.mark.parametrize("n", [3, 4])
 def test_every_collective_whole(ranks: Any, way: str, n: int) -> None:
     """All of it with three and four ranks."""
-    assert min(ranks(n, lambda c: call_all(c, layouts=LAYOUTS), seconds=3000)) > 1900
+    assert min(ranks(n, lambda c: call_all(c, layouts=LAYOUTS[way]), seconds=3000)) > 1900
 
 
 @pytest.mark.matrix(cover=(), size=1)
@@ -82,7 +83,7 @@ def test_random_programs(ranks: Any, way: str, n: int, seed: int, count: int) ->
 
     def work(c: Communicator) -> tuple[int, int]:
         seen = count_reads(c)
-        return program(c, count, seed), len(seen)
+        return mixed(c, count, seed, LAYOUTS[way]), len(seen)
 
     for done, reads in ranks(n, work, seconds=100):
         assert done == count

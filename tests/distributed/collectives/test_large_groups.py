@@ -18,11 +18,9 @@ from nbparallel.distributed.collectives.exchange import (
 )
 from nbparallel.distributed.point_to_point.packing import ARRAY, Payload
 from nbparallel.distributed.runtime import shared_arrays
-from nbparallel.distributed.runtime.rank_context import Peers
 from nbparallel.distributed.slots import slot_area
 from nbparallel.errors import CollectiveMismatchError
 from nbparallel.wire.control_layout import Layout
-from tests.harness.ranks import context_of
 
 MANY = 64
 
@@ -57,67 +55,6 @@ def test_no_member_looks_at_every_pair(ranks: Any, monkeypatch: Any) -> None:
         assert looks == [0, 1]
 
     ranks(FEW + 1, work)
-
-
-def test_the_parts_of_an_array_are_one_span(ranks: Any, monkeypatch: Any) -> None:
-    """What a record says of shared memory does not grow with the number of its parts."""
-    written: list[tuple[int, int]] = []
-    pack = ExchangeRecordBuilder.pack
-
-    def noted(builder: ExchangeRecordBuilder) -> bytes:
-        written.append((len(builder.reads), len(builder.writes)))
-        return pack(builder)
-
-    monkeypatch.setattr(ExchangeRecordBuilder, "pack", noted)
-
-    def work(c: Communicator) -> None:
-        store = context_of(c).store
-        whole, other = store.zeros((4, 40_000)), store.zeros((4, 40_000))
-        c.all_gather(list(whole), other[c.rank])
-        c.all_to_all_single(whole, other)
-        own_is_inside = c.rank in (1, 2)
-        assert written == [(1, 1), (1 + own_is_inside, 1)]
-
-    ranks(4, work)
-
-
-def test_records_hold_equal_forms_once() -> None:
-    """Of as many values as there are ranks; forms that differ are all there."""
-    builder = ExchangeRecordBuilder()
-    builder.brought, builder.expected = [7] * MANY, [9] * MANY
-    alike = builder.pack()
-    record = ExchangeRecord(memoryview(alike))
-    assert (record.form, record.brought(5), record.expected(5)) == (7, 7, 9)
-    assert record.accepts((9,) * MANY, {9})
-    assert not record.accepts((*(9,) * (MANY - 1), 8), {8, 9})
-    builder.brought, builder.expected = [*range(2, MANY + 2)], [*range(3, MANY + 3)]
-    different = builder.pack()
-    assert len(different) - len(alike) == 2 * 8 * (MANY - 1)
-    record = ExchangeRecord(memoryview(different))
-    assert (record.form, record.brought(5), record.expected(5)) == (None, 7, 8)
-    forms = tuple(range(3, MANY + 3))
-    assert record.accepts(forms, {*forms})
-    assert not record.accepts((None, *forms[1:]), {None, *forms[1:]})
-
-
-def test_a_wait_looks_at_all_ranks_together(ranks: Any, monkeypatch: Any) -> None:
-    """As long as none has failed, no rank is asked for alone."""
-
-    def refuse(_: Peers, rank: int) -> bool:
-        raise AssertionError(f"rank {rank} was asked for alone")
-
-    def work(c: Communicator) -> None:
-        peers = context_of(c).peers
-        c.barrier()
-        with monkeypatch.context() as patched:
-            patched.setattr(Peers, "has_failed", refuse)
-            for some in (peers.ranks, (), peers.ranks[:1]):
-                assert peers.first_failure(some) is None
-            assert peers.all_left(1) == []
-            assert peers.all_left(0) == [0, 1, 2]
-        c.barrier()
-
-    ranks(3, work)
 
 
 @pytest.mark.parametrize("members", [2, 9, 33, 64, 128, 300])

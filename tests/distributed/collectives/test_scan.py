@@ -2,70 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import direct
 from nbparallel.distributed.runtime.shared_arrays import decode_handle, encode_handle
-from tests.distributed.conformance.oracle import expected, located
+from tests.distributed.conformance.oracle import located
 from tests.harness.ranks import context_of
 
 KIB = 1 << 10
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(60)
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
-def test_every_route(ranks: Any, monkeypatch: Any, n: int) -> None:
-    """Slots, pieces, shared memory, and some of each: numpy's sums, for sizes around each border."""
-    monkeypatch.setattr(direct, "PIECE", 64 * KIB)
-
-    def work(c: Communicator) -> None:
-        me = c.rank
-        sizes = [8192, 8193, 9 * KIB + 1, 16 * KIB, 100 * KIB + 7]  # of eight bytes each
-        for size, shared, op in itertools.product(sizes, ("none", "all", "some"), ("sum", "avg", "max")):
-            make = context_of(c).store.share if shared == "all" or (shared == "some" and me % 2) else np.array
-            inputs = [np.sin(np.arange(size) * (r + 1.0)) for r in range(n)]
-            x = make(inputs[me])
-            assert c.scan(x, op) is x
-            assert x.tobytes() == expected(op, inputs[: me + 1]).tobytes(), (size, shared, op)
-            x = make(inputs[me])
-            assert c.exscan(x, op) is (x if me else None)
-            want = expected(op, inputs[:me]) if me else inputs[0]
-            assert x.tobytes() == want.tobytes(), (size, shared, op)
-
-    ranks(n, work, seconds=50)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 4])
-def test_after_other_operations_in_the_same_buffers(ranks: Any, n: int) -> None:
-    """Operations that use the kept buffers in turns do not read each other's pieces."""
-
-    def work(c: Communicator) -> None:
-        rng = np.random.default_rng(3)
-        for turn in range(60):
-            size = int(rng.choice([20_000, 300_000, 400_001]))
-            x = np.full(size, float(c.rank + turn))
-            kind = int(rng.integers(4))
-            if kind == 0:
-                c.all_reduce(x)
-                assert (x == sum(range(n)) + n * turn).all()
-            elif kind == 1:
-                c.broadcast(x, src=turn % n)
-                assert (x == turn % n + turn).all()
-            elif kind == 2:
-                c.scan(x)
-                assert (x == sum(r + turn for r in range(c.rank + 1))).all()
-            else:
-                c.exscan(x)
-                assert (x == (sum(r + turn for r in range(c.rank)) if c.rank else turn)).all()
-
-    ranks(n, work)
 
 
 def test_numbers(ranks: Any) -> None:

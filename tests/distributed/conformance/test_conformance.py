@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, operators
@@ -23,12 +22,12 @@ from tests.distributed.conformance.cases import (
     complete,
     groups,
 )
-from tests.distributed.conformance.guarded import LAYOUTS, Guards
+from tests.distributed.conformance.guarded import LAYOUTS
 from tests.distributed.conformance.oracle import OPERATORS, allowed
 
 SIZES = (7, 0, 1, 300, 1500)
 """They, the layouts and `async_op` take turns, so that each meets every collective; large arrays are in
-`test_all_reduce`, `test_reducing` and `test_moving`."""
+`test_in_place_suite` and `test_many_collectives`."""
 
 
 def every_case() -> list[tuple[str, str, str]]:
@@ -86,31 +85,3 @@ def test_every_collective_whole(ranks: Any, n: int) -> None:
 def test_the_oracle_knows_every_operator() -> None:
     """What `all_reduce` accepts is what `ReduceOp` names, and every operator is in the cases above."""
     assert set(operators.OPERATORS) == set(OPERATORS) == {op.value for op in operators.ReduceOp}
-
-
-def test_guards_notice(ranks: Any) -> None:
-    """One byte beside a buffer, between its elements, or in an input, is noticed."""
-
-    def work(c: Communicator) -> None:
-        for layout in LAYOUTS:
-            for at in (0, 63, -1, -64):
-                guards = Guards(c)
-                guards.buffer((3, 2), "f4", layout)[...] = 1
-                guards.check()
-                memory, _ = guards._surroundings[0]
-                memory[at] = 0
-                with pytest.raises(AssertionError, match="beside"):
-                    guards.check()
-            guards = Guards(c)
-            guards.input(np.ones(3), layout)[1] = 2
-            with pytest.raises(AssertionError, match="input"):
-                guards.check()
-        guards = Guards(c)
-        guards.buffer(3, "f4", "strided")
-        memory, outside = guards._surroundings[0]
-        assert sum(part.size for part in outside) == len(memory) - 12
-        memory[64 + 4] = 0
-        with pytest.raises(AssertionError, match="beside"):
-            guards.check()
-
-    ranks(1, work)

@@ -85,20 +85,6 @@ def run(c: Communicator, program: list[Step]) -> tuple[int, str, bool]:
     return len(program), "", True
 
 
-@given(
-    st.integers(2, 4).flatmap(lambda n: st.tuples(st.just(n), st.lists(steps(n), min_size=1, max_size=30)))
-)
-@settings(max_examples=10, deadline=None)
-@pytest.mark.fault("F32")
-@pytest.mark.time_limit(600)
-def test_right_programs(drawn: tuple[int, list[Step]]) -> None:
-    """Every program of collectives and messages gives numpy's results, and no error."""
-    n, program = drawn
-    for outcome in run_ranks(n, lambda c: run(c, program), seconds=300):
-        assert outcome.error is None, outcome
-        assert outcome.value == (len(program), "", True)
-
-
 BITWISE = ("band", "bor", "bxor")
 
 

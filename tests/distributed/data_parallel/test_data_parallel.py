@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +9,9 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.data_parallel.gradients import BUCKET, plan_of
-from nbparallel.errors import CollectiveMismatchError, PeerFailedError
-from tests.harness.ranks import context_of, parts_of, wrap_collectives
+from nbparallel.distributed.data_parallel.gradients import BUCKET
+from nbparallel.errors import CollectiveMismatchError
+from tests.harness.ranks import context_of
 
 SHAPES: tuple[tuple[int, ...], ...] = ((3, 4), (), (7,), (0, 2), (40, 50), (1, 1, 1))
 
@@ -192,51 +188,6 @@ def test_shared_memory_of_several_ranks(ranks: Any) -> None:
         return everybody.tolist()
 
     assert ranks(3, work) == [[2.0, 3.0] * 3] * 3
-
-
-@pytest.mark.parametrize("step", [0, 1, 2, 3])
-def test_a_rank_dies_between_buckets(outcomes: Any, step: int) -> None:
-    """Whenever a rank is killed, before the comparison or a bucket, the others say who died."""
-
-    def work(c: Communicator) -> None:
-        if c.rank == 1:
-            count = iter(range(1, 100))
-
-            def dying(call: Callable[..., Any], *args: Any) -> Any:
-                if next(count) == max(step - 1, 1):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*args)
-
-            if step:
-                reduction, name = (
-                    parts_of(c).collectives.all_reduce,
-                    "run" if step == 1 else "combine_slots",
-                )
-                setattr(reduction, name, partial(dying, getattr(reduction, name)))
-            else:
-                wrap_collectives(c, dying)
-        c.average_gradients([np.ones(5000) for _ in range(4)], bucket_nbytes=40_000)
-
-    for outcome in outcomes(3, work):
-        if outcome.rank == 1:
-            assert outcome.signal == signal.SIGKILL
-        else:
-            assert isinstance(outcome.error, PeerFailedError)
-            assert outcome.error.rank == 1
-
-
-def test_buckets_hold_everything_once() -> None:
-    """Buckets are of one dtype, within their size unless one array is larger, and lose nothing."""
-    rng = np.random.default_rng(0)
-    for limit in (1, 64, 1000, 10**9):
-        arrays = [np.zeros(rng.integers(0, 40), rng.choice(["f4", "f8", "c16"])) for _ in range(60)]
-        plan = plan_of(None, tuple((x.dtype, x.shape) for x in arrays), limit, 2)
-        buckets = [[arrays[i] for i in bucket] for bucket in plan.buckets]
-        assert sorted(id(x) for b in buckets for x in b) == sorted(id(x) for x in arrays if x.size)
-        for bucket in buckets:
-            assert len({x.dtype for x in bucket}) == 1
-            assert len(bucket) == 1 or sum(x.nbytes for x in bucket) <= limit
-        assert limit < 10**9 or len(buckets) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbparallel.distributed.arguments import part_of
-from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
+from nbparallel.distributed.data_parallel.batches import BatchSchedule
 from tests.harness.tiers import examples
 
 plans = st.builds(
@@ -65,29 +64,3 @@ def test_the_order_follows_from_seed_and_epoch(plan: BatchSchedule) -> None:
     for other in others:
         if other != plan:
             assert (plan.order() != other.order()).any()
-
-
-def test_what_one_iterates_over() -> None:
-    """One array gives its rows, several give tuples; rows are copies, and it can be gone through again."""
-    x, y = np.arange(10.0), np.arange(20).reshape(10, 2)[:, ::-1]
-    x.flags.writeable = False
-    batches = Batches([x], [np.array([3, 1]), np.array([], int)])
-    assert [b.tolist() for b in batches] == [[3.0, 1.0], []]
-    both = Batches([x, y], [np.array([3, 1])])
-    for _ in range(2):
-        for a, b in both:
-            assert a.tolist() == [3.0, 1.0]
-            assert b.tolist() == [[7, 6], [3, 2]]
-            a[:] = b[:] = 0
-    assert len(both) == 1
-    assert repr(batches) == "<2 batches of 2 samples>"
-
-
-def test_disagreement_names_everything() -> None:
-    """Every number that ranks passed differently is named, with who passed what."""
-    plan = BatchSchedule(10, 2, 0, 0, shuffle=True, drop_last=False)
-    assert disagreement({0: plan, 1: plan}) == ""
-    others: dict[int, Any] = {0: plan, 1: replace(plan, n=11, epoch=3), 2: plan}
-    assert disagreement(others) == (
-        "the number of samples is 10 on ranks 0, 2, 11 on rank 1; epoch is 0 on ranks 0, 2, 3 on rank 1"
-    )

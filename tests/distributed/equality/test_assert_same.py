@@ -20,7 +20,7 @@ from nbparallel.errors import (
     NbParallelError,
     UnpicklableError,
 )
-from tests.distributed.collectives.test_data_movement import DTYPES, example
+from tests.distributed.conformance.cases import NUMERIC, OTHERS, content
 from tests.harness.ranks import context_of
 
 
@@ -95,7 +95,7 @@ def test_equal_data(ranks: Any, n: int) -> None:
             {"a": x}.keys(), {"a": x}.items(), OrderedDict(a=x, b=1).keys(), OrderedDict(a=x).values(),
             ChainMap({"a": x}).items(), MappingProxyType(items),
         ]  # fmt: skip
-        values += [example(dtype, 50, 1) for dtype in DTYPES]
+        values += [content(dtype, 50, 1, 0) for dtype in NUMERIC + OTHERS]
         return [f"{i}: {text}" for i, value in enumerate(values) if (text := message(c, value))]
 
     assert on_all(ranks(n, work, seconds=50)) == []

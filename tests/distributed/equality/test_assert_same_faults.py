@@ -15,12 +15,8 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.equality.difference import CHUNK
 from nbparallel.errors import (
     CollectiveMismatchError,
-    DifferentDataError,
     PeerFailedError,
 )
-from nbparallel.testing.waiting import wait_until
-from nbparallel.wire.control import State
-from nbparallel.wire.control_layout import FAILED
 from tests.distributed.equality.test_assert_same import message
 from tests.harness.ranks import context_of, wrap_collectives
 
@@ -68,34 +64,6 @@ def test_a_rank_dies_while_it_looks(outcomes: Any, step: int) -> None:
         else:
             assert isinstance(outcome.error, PeerFailedError)
             assert outcome.error.rank == 1
-
-
-def test_everybody_gets_the_error(outcomes: Any) -> None:
-    """Who sees late that all have told everything raises it too, not that somebody has failed."""
-
-    def work(c: Communicator) -> None:
-        step = iter(range(100))
-
-        def last_step_late(run: Callable[..., Any], *args: Any) -> Any:
-            if next(step) == 2:
-                if c.rank == 0:
-                    wait_until(lambda: context_of(c).view.read_slot(1).state is State.WAITING)
-                else:
-                    check, view = context_of(c).check, context_of(c).view
-
-                    def late(wait: Any) -> None:
-                        wait_until(lambda: view.words[view.word(0, FAILED)])
-                        check(wait)
-
-                    context_of(c).check = late  # type: ignore[method-assign]
-            return run(*args)
-
-        wrap_collectives(c, last_step_late)
-        c.assert_same(c.rank)
-
-    for outcome in outcomes(2, work):
-        assert isinstance(outcome.error, DifferentDataError), outcome
-        assert "rank 1 differs from rank 0: int 1 instead of int 0" in str(outcome.error)
 
 
 def test_somebody_writes_meanwhile(ranks: Any) -> None:

@@ -22,36 +22,6 @@ def array(dtype: str, size: int) -> np.ndarray[Any, Any]:
     return (np.arange(size) % 89).astype("u1").astype(dtype)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_every_pair_and_kind(ranks: Any, n: int) -> None:
-    """Any value arrives as what it was, from any rank to any other, itself included."""
-
-    def work(c: Communicator) -> None:
-        right, left = (c.rank + 1) % n, (c.rank - 1) % n
-        for value in VALUES:
-            c.send(value, right)
-            got = c.recv(src=left)
-            assert got == value
-            assert type(got) is type(value)
-        for dtype in ("f4", ">i2", "c16", "b1", "M8[s]", "S5", "i4,f8", "U3"):
-            for size in (0, 1, 1000, 50_000):
-                x = array(dtype, size)
-                c.send(x, right)
-                got = c.recv(src=left)
-                assert got.dtype == x.dtype
-                assert (got == x).all()
-                assert got.flags.writeable
-                c.send(x.reshape(size, 1)[::2], right)
-                buffer = np.zeros(((size + 1) // 2, 1), dtype, order="F")
-                assert c.recv(buffer, src=left) == left
-                assert (buffer[:, 0] == x[::2]).all()
-        c.send(np.array(3.0), right)
-        assert c.recv(src=left).shape == ()
-
-    ranks(n, work)
-
-
 def test_value_semantics(ranks: Any) -> None:
     """What the sender does afterwards does not reach the receiver, at any size, shared or not."""
 
@@ -237,20 +207,6 @@ def test_buffered_messages_survive_the_cell(ranks: Any) -> None:
                 c.recv(src=0)
 
     ranks(2, work)
-
-
-def test_a_cell_on_some_ranks(outcomes: Any) -> None:
-    """An operation on the world names the ranks that are not in the cell; send and recv work."""
-
-    def work(c: Communicator) -> None:
-        for call in (c.barrier, lambda: c.all_reduce(1), lambda: c.broadcast(1)):
-            with pytest.raises(ValueError, match="ranks 2-3 are not in this cell"):
-                call()
-        c.send(c.rank, 1 - c.rank)
-        assert c.recv(src=1 - c.rank) == 1 - c.rank
-
-    for outcome in outcomes(4, work, participants=(0, 1)):
-        assert outcome.error is None, outcome
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
@@ -13,36 +12,12 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.errors import CollectiveTimeoutError, ForkedRankError
-from nbparallel.sharing.store import Store
+from nbparallel.errors import ForkedRankError
 from nbparallel.testing.waiting import wait_until
-from nbparallel.wire import control
 from nbparallel.wire.control_layout import LEFT
 from nbparallel.wire.inspection import MessageReport, SentMessage
 from nbparallel.wire.messages import MessageSettlement
-from tests.harness.ranks import context_of, parts_of
-
-
-@pytest.mark.slow
-def test_a_collective_posted_meanwhile_leaves_the_waiting_one_open(ranks: Callable[..., list[Any]]) -> None:
-    """A time-out invalidates the epoch, also if another group's work went on while the operation waited."""
-    begun = 6  # more than a group has slots: the last ones are posted when the first have ended
-
-    def work(c: Communicator) -> Any:
-        group = c.new_group([0, 1], tag="other")
-        c.barrier(group=group)
-        if c.rank:
-            time.sleep(0.4)  # the other one waits by now, and has posted what there were slots for
-        works = [c.barrier(group=group, async_op=True) for _ in range(begun)]
-        if c.rank:
-            wait_until(works[-1].is_completed)
-            time.sleep(2.0)
-            return works[-1].done
-        with pytest.raises(CollectiveTimeoutError):
-            c.all_reduce(np.ones(1), timeout=2.0)
-        return c.failed
-
-    assert ranks(2, work) == [True, True]
+from tests.harness.ranks import context_of
 
 
 @pytest.mark.fault("F35")
@@ -152,31 +127,6 @@ def test_a_child_that_returns_into_an_operation_is_no_rank(ranks: Callable[..., 
         return first, float(c.all_reduce(np.array([c.rank + 1.0]))[0]), said
 
     assert ranks(2, work) == [(3.0, 3.0, b"refused"), (3.0, 3.0, b"")]
-
-
-def test_arrays_on_the_slots_outlive_the_communicator(ranks: Callable[..., list[Any]]) -> None:
-    """The frames of a kept error may hold them: the memory stays as long as they do."""
-
-    def mapped() -> int:
-        with open("/proc/self/maps") as maps:
-            return sum("nbp-control-slots" in line for line in maps)
-
-    def work(_: Communicator) -> Any:  # on a forked rank, for without the memory it would be killed
-        fd = control.create(2, 1, label="slots")
-        other = Communicator(fd, 0, 2, Store(1), epoch=1, usable_cpus=2)
-        os.close(fd)
-        x = np.ones(3)
-        protocol = parts_of(other).collectives.protocol
-        held = [np.ndarray(x.shape, x.dtype, protocol.area.buffer, i) for i in protocol.payload_starts(0)]
-        before = mapped()
-        other.close()
-        held[0][0] = 7.0
-        kept = mapped()
-        del held, other, protocol
-        gc.collect()
-        return before, kept, mapped()
-
-    assert ranks(1, work) == [(1, 1, 0)]
 
 
 @pytest.mark.filterwarnings("error")

@@ -16,7 +16,7 @@ from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
 from tests.harness.ranks import Running, context_of
 
-SIZES = {"8 B": 1, "64 KiB": 8192, "4 MiB": 1 << 19}
+SIZES = {"8 B": 1, "64 KiB": 8192, "16 MiB": 2 << 20}
 
 
 def stopped(running: Running, rank: int) -> bool:

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, tracing
-from nbparallel.distributed.communicator import TRACED
 from nbparallel.sharing import Store
 from nbparallel.wire import control
 from nbparallel.wire.timeline import RankTimeline
-from tests.harness.ranks import context_of, parts_of
+from tests.harness.ranks import parts_of
 
 
 @contextlib.contextmanager
@@ -151,93 +150,3 @@ def test_an_operation_made_of_others_counts_once(alone: Communicator) -> None:
     notes = alone.timeline()
     assert notes is not None
     assert [span.name for span in notes.spans()] == ["all_gather_object", "monitored_barrier"]
-
-
-def test_every_call_counts_once(alone: Communicator) -> None:
-    """Traced or not, blocking or not, made of others or not: each call of the user's is one operation."""
-    for _ in range(3):
-        for _ in range(300):
-            alone.barrier()
-        alone.all_gather(1)
-        alone.all_gather_object([None], 3)
-        work = alone.all_reduce(1, async_op=True)
-        sent = alone.isend(1, 0)
-        received = alone.irecv(None, 0)
-        for pending in (work, received, sent):
-            pending.wait()
-    alone.end_cell(None)
-    notes = alone.timeline()
-    assert notes is not None
-    assert notes.operations == 3 * 305
-    assert notes.omitted == notes.operations - len(notes.spans())
-
-
-def test_readers_see_what_a_rank_is_in() -> None:
-    """While an operation runs, since when and which; its time counts as moving when it has ended."""
-    seen: list[control.TimingRecord] = []
-
-    class Looks:
-        def __reduce__(self) -> Any:
-            seen.append(view.read_timing(0))
-            return int, ()
-
-    with a_world_of_one() as view:
-        c = Communicator(view, 0, 1, Store(1), epoch=1, usable_cpus=1)
-        c.record()
-        c.begin_cell(4, (0,), __file__)
-        before = time.monotonic_ns()
-        c.all_gather(1)
-        c.send(Looks(), 0)
-        assert c.recv(src=0) == 0
-        after = view.read_timing(0)
-        assert (seen[0].cell, seen[0].operation.name, seen[0].operations) == (4, "send", 1)
-        assert before - 256 <= seen[0].begin_ns <= time.monotonic_ns()
-        assert (after.begin_ns, after.operations, after.uncounted) == (0, 3, False)
-        assert seen[0].begin_ns <= after.ended_ns <= time.monotonic_ns()
-        assert seen[0].ended_ns == 0
-        notes = ended(c)
-        moving = sum(span.end_ns - span.begin_ns - span.wait_ns for span in notes.spans())
-        assert view.read_timing(0).moving_ns == notes.moving_ns == moving
-        c.begin_cell(5, (0,), __file__)
-        assert view.read_timing(0) == control.TimingRecord(
-            0, 5, 0, 0, 0, 0, False, 0, 0, control.Operation.none, 0, ()
-        )
-        while not view.read_timing(0).uncounted:
-            c.barrier()
-        for _ in range(10):
-            c.barrier()
-        counted = view.read_timing(0).operations
-        c.at_line(2)
-        assert (view.read_timing(0).operations, view.read_timing(0).uncounted) == (counted + 10, False)
-        assert ended(c).operations == counted + 10
-        c.close()
-
-
-def ended(c: Communicator) -> RankTimeline:
-    """End the cell, and return its notes."""
-    c.end_cell(None)
-    notes = c.timeline()
-    assert notes is not None
-    return notes
-
-
-def test_names_of_operations() -> None:
-    """What readers are told is the operation that a method is a form of."""
-    found = {name: tracing.operation_of(name).name for name in TRACED}
-    assert found["irecv"] == "recv"
-    assert found["all_gather_object"] == found["all_gather"] == "all_gather"
-    assert found["reduce_scatter"] == "reduce_scatter"
-    assert all(len(found[name]) <= len(name) for name in TRACED if found[name] != "none")
-
-
-def test_a_forked_child_writes_no_words(alone: Communicator) -> None:
-    """Its copy of the tracer is off: what readers see is the rank's."""
-    alone.barrier()
-    before = context_of(alone).view.read_timing(0)
-    child = os.fork()
-    if not child:
-        with contextlib.suppress(Exception):
-            alone.barrier()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert context_of(alone).view.read_timing(0) == before

@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
-from nbparallel.errors import CollectiveTimeoutError, PeerFailedError
+from nbparallel.errors import PeerFailedError
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import ControlView, Operation, State
 from nbparallel.wire.control_layout import DEATH, FAILED, LOCKS
@@ -167,26 +167,6 @@ def test_an_exception_inside_releases_it(outcomes: Any) -> None:
     found = outcomes(2, work)
     assert isinstance(found[0].error, ValueError)
     assert (found[1].error, found[1].value) == (None, ()), found
-
-
-@pytest.mark.slow
-def test_a_failure_inside_does_not_end_the_wait_of_a_cell_that_goes_on(ranks: Any) -> None:
-    """The failed holder has recorded its failure, and still holds the lock for a while."""
-
-    def work(c: Communicator) -> Any:
-        context_of(c).cell.go_on = True
-        if c.rank == 0:
-            with dist.lock("x"):
-                wait_until(lambda: waits(c, 1))
-                with pytest.raises(CollectiveTimeoutError):
-                    c.barrier(timeout=0.1)
-                time.sleep(0.3)  # several slices of the other's wait
-            return True
-        wait_until(lambda: bool(context_of(c).view.read_locks(0)))
-        with dist.lock("x"):
-            return bool(context_of(c).words[context_of(c).view.word(0, FAILED)])
-
-    assert ranks(2, work) == [True, True]
 
 
 @pytest.mark.slow

@@ -6,16 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.runtime.waiting import WaitRecord
-from nbparallel.distributed.slots import deadlock
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
-from nbparallel.wire.control import Operation
 from tests.harness.ranks import Running
 
 pytestmark = pytest.mark.fault("F34")
@@ -101,42 +97,6 @@ def test_a_deadline_is_no_edge(outcomes: Any) -> None:
 
     for outcome in outcomes(2, work):
         assert outcome.error is None, outcome
-
-
-def test_it_is_told_after_two_looks_that_agree(monkeypatch: Any) -> None:
-    """Not before 0.2 s, not by one look, nor by two between which somebody did something."""
-    now = [0]
-    version = [2]
-    stuck = [True]
-
-    def stuck_ranks() -> Any:
-        return {0: (SimpleNamespace(version=version[0]), [1])} if stuck[0] else {}
-
-    monkeypatch.setattr(deadlock, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
-    context: Any = SimpleNamespace(rank=0, mark_failed=lambda error: error, deadlock=DeadlockError)
-    detector = deadlock.DeadlockDetector(context)
-    monkeypatch.setattr(detector, "stuck_ranks", stuck_ranks)
-    monkeypatch.setattr(detector, "describe", lambda _: "deadlock")
-    wait = WaitRecord(Operation.recv, lambda: [1], lambda _: ValueError(), 1, began_ns=10**10)
-
-    def look(milliseconds: int) -> bool:
-        now[0] = 10**10 + milliseconds * 1_000_000
-        try:
-            detector.inspect(wait)
-        except DeadlockError:
-            return True
-        return False
-
-    assert not any(map(look, (10, 199)))
-    assert wait.suspicion is None, "that early it is not even looked"
-    assert not any(map(look, (250, 260, 449)))
-    version[0] = 4
-    assert not any(map(look, (451, 650)))
-    stuck[0] = False
-    assert not look(652)
-    stuck[0] = True
-    assert not any(map(look, (853, 1052)))
-    assert look(1054)
 
 
 @pytest.mark.slow

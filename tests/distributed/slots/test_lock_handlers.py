@@ -71,25 +71,6 @@ def test_a_handler_that_raises_at_any_instruction(ranks: Any) -> None:
     ranks(1, work, seconds=60)
 
 
-def test_a_kept_lock_is_held_by_what_python_cannot_guard(ranks: Any) -> None:
-    """Only the first instruction of `__exit__` is before any ``try``: then the cell's end releases it."""
-
-    def work(c: Communicator) -> None:
-        signal.signal(signal.SIGUSR2, _raise)
-        lock, held = dist.lock("x"), 0
-        sent = instruction_signals()
-        sent.run(lambda: take(lock))
-        for number in range(1, sent.count + 1):
-            with contextlib.suppress(HandlerError):
-                instruction_signals(number).run(lambda: take(lock))
-            if context_of(c).view.read_locks(c.rank):
-                held += 1
-                lock.release()
-        assert held < 8, f"{held} of {sent.count}"
-
-    ranks(1, work, seconds=60)
-
-
 @pytest.mark.slow
 @pytest.mark.time_limit(120)
 def test_a_handler_that_raises_while_an_operation_fails(ranks: Any) -> None:

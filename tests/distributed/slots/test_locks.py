@@ -42,20 +42,6 @@ def test_one_rank_at_a_time(ranks: Any, n: int, cpus: int) -> None:
     assert ranks(n, work, usable_cpus=cpus) == [[n * times] * 2] * n
 
 
-def test_without_it_increments_are_lost(ranks: Any) -> None:
-    """The test above would notice: two ranks that read the same number write the same one."""
-    shared = numbers()
-
-    def work(c: Communicator) -> int:
-        value = shared[0]
-        c.barrier()
-        shared[0] = value + 1
-        c.barrier()
-        return int(shared[0])
-
-    assert ranks(2, work) == [1, 1]
-
-
 def test_first_come_first_served(ranks: Any) -> None:
     """Ranks get the lock in the order in which they called, and again if they call again."""
     shared = numbers()
@@ -105,23 +91,6 @@ def test_wrong_uses_raise_on_the_caller(ranks: Any) -> None:
             pass
         assert c.all_reduce(1) == 2
         assert context_of(c).words[context_of(c).view.word(c.rank, LOCKS)] == 0
-
-    ranks(2, work)
-
-
-def test_names_are_apart_and_released_in_any_order(ranks: Any) -> None:
-    """Locks of different names do not keep each other, however their holds overlap."""
-
-    def work(c: Communicator) -> None:
-        one, other, third = (dist.lock(f"{name}{c.rank}") for name in "abc")
-        one.acquire(), other.acquire()
-        c.barrier()
-        one.release()
-        third.acquire()
-        c.barrier()
-        other.release(), third.release()
-        with dist.lock("a0"), dist.lock("b1"), dist.lock("ä\ud800"):
-            pass
 
     ranks(2, work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import tempfile
 import warnings
 
@@ -15,14 +16,16 @@ from tests.sharing.tensors.test_arrays_of_others import values_of
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed: nothing to compare with", allow_module_level=True)
 import torch
-
-from tests.distributed.conformance.test_against_torch import connect
+import torch.distributed as gloo
 
 
 def compare(folder: str, c: Communicator) -> int:
     """Reduce the same tensors both ways; return how many were compared."""
     warnings.simplefilter("ignore", FutureWarning)
-    gloo = connect(c.rank, c.world_size, folder)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    at = f"file://{folder}/gloo"
+    gloo.init_process_group("gloo", init_method=at, rank=c.rank, world_size=c.world_size)
     torch.manual_seed(c.rank)
     compared = 0
     for size in (1, 100, 300_000):
