@@ -419,7 +419,13 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
             done = []
             for index, value in zip(indices, values, strict=True):
                 words[word + 1] = index + 1
-                result = function(value)
+                try:
+                    result = function(value)
+                except Exception as error:
+                    if not task.return_errors:
+                        raise
+                    error.add_note(f"(item {index}, on rank {state.rank})")
+                    result = error.with_traceback(None)
                 if state.is_forked_child():
                     return  # what it took would be missing
                 done.append(snapshot(result))

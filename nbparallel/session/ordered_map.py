@@ -17,7 +17,11 @@ _R = TypeVar("_R")
 
 @without_frames()
 def map(
-    function: Callable[[_T], _R], items: Iterable[_T], *more: Iterable[Any], progress: bool = True
+    function: Callable[[_T], _R],
+    items: Iterable[_T],
+    *more: Iterable[Any],
+    progress: bool = True,
+    errors: str = "raise",
 ) -> list[_R]:
     """Return ``[function(item) for item in items]``, done by the ranks.
 
@@ -35,6 +39,9 @@ def map(
         (``array[i]``).  Shared arrays arrive as the same memory, with their rights; all else is copied.
     progress : bool
         Show how many items are done: tqdm's bar, or a line where tqdm is not installed.
+    errors : {"raise", "return"}
+        End with the first error, or have the exception as the result of its item and go on.  A returned
+        exception has no traceback; a note says its item and rank.
 
     Returns
     -------
@@ -45,6 +52,8 @@ def map(
     ------
     TypeError
         `function` cannot be called, or `items` has no items.
+    ValueError
+        `errors` is neither.
     UnpicklableError
         An item cannot travel; it is named, and none is begun.
     ParallelError
@@ -76,11 +85,11 @@ def map(
     session, sink = running_sessions.current()
     if session is None:
         with Session() as fresh:
-            return fresh.map(function, items, *more, progress=progress)
+            return fresh.map(function, items, *more, progress=progress, errors=errors)
     if sink is None:
-        return session.map(function, items, *more, progress=progress)
+        return session.map(function, items, *more, progress=progress, errors=errors)
     try:
-        with ItemMap(function, items, *more, progress=progress) as chosen:
+        with ItemMap(function, items, *more, progress=progress, errors=errors) as chosen:
             return chosen.results(session.perform(chosen.make, sink, chosen).values)
     finally:
         sink.finish()  # before an error is shown; the session has done so unless it could not start

@@ -396,10 +396,15 @@ class Session:
 
     @without_frames()
     def map(
-        self, function: Callable[[_T], _R], items: Iterable[_T], *more: Iterable[Any], progress: bool = True
+        self,
+        function: Callable[[_T], _R],
+        items: Iterable[_T],
+        *more: Iterable[Any],
+        progress: bool = True,
+        errors: str = "raise",
     ) -> list[_R]:
         """Return ``[function(item) for item in items]``, done by the ranks; as `nbparallel.map`."""
-        with ItemMap(function, items, *more, progress=progress) as chosen:
+        with ItemMap(function, items, *more, progress=progress, errors=errors) as chosen:
             return chosen.results(self.perform(chosen.make, LineSink(), chosen).values)
 
     def perform(

@@ -135,6 +135,8 @@ class CallTask(Task):
     """`transfer.pickling` bytes of ``(function, args)``."""
     items: int = -1
     """How many items, if they are of ``(function, items)``; then a pipe of `TICKET` records comes along."""
+    return_errors: bool = False
+    """Whether what the function raises for an item is its result."""
 
 
 @dataclass(frozen=True, slots=True)

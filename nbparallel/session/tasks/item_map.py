@@ -153,6 +153,8 @@ class ItemMap:
         An array's items are its rows.
     progress : bool
         Whether to show how many items are done.
+    errors : {"raise", "return"}
+        What becomes of an error of the function.
 
     Attributes
     ----------
@@ -162,7 +164,9 @@ class ItemMap:
 
     look_seconds = LOOK_SECONDS
 
-    def __init__(self, function: Callable[[Any], Any], items: Any, *more: Any, progress: bool) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], items: Any, *more: Any, progress: bool, errors: str
+    ) -> None:
         if not callable(function):
             raise TypeError(f"map needs a function to call, not {type(function).__name__}")
         if more:
@@ -173,6 +177,9 @@ class ItemMap:
         if not isinstance(items, Iterable) or (isinstance(items, np.ndarray) and items.ndim == 0):
             what = "an array without axes" if isinstance(items, np.ndarray) else type(items).__name__
             raise TypeError(f"map needs items to call the function with, as a list has them, not {what}")
+        if errors not in ("raise", "return"):
+            raise ValueError(f"errors must be 'raise' or 'return', not {errors!r}")
+        self._return_errors = errors == "return"
         by_index = type(items) is range or (type(items) is np.ndarray and not items.dtype.hasobject)
         self._items = cast(Sequence[Any], items if by_index else list(items))
         self._function, self._by_index, self.count = function, by_index, len(self._items)
@@ -211,7 +218,7 @@ class ItemMap:
         if self._progress:
             self._bar = ProgressBar(self.count)
         self._number = number
-        task = CallTask(number, ranks, (), True, None, pickled.data, self.count)
+        task = CallTask(number, ranks, (), True, None, pickled.data, self.count, self._return_errors)
         return task, (pickled, held)
 
     def _fill_pipe(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -137,6 +138,20 @@ def test_the_first_failure_names_its_item(two: Session) -> None:
         two.map(work, range(100))
     assert begun.sum() < 50
     assert two.map(abs, [-1]) == [1]
+
+
+def test_errors_are_results(two: Session) -> None:
+    """With ``errors="return"`` an exception stands in its item's place, with item and rank."""
+    found = two.map(lambda x: 12 // x, [4, 0, 3, 0], errors="return")
+    assert found[0::2] == [3, 4]
+    for index in (1, 3):
+        assert isinstance(found[index], ZeroDivisionError)
+        assert re.fullmatch(rf"\(item {index}, on rank [01]\)", found[index].__notes__[-1])
+    assert two.map(len, ["a"], errors="return") == [1]
+    with pytest.raises(ValueError, match="errors must be 'raise' or 'return', not 'skip'"):
+        two.map(len, ["a"], errors="skip")
+    with pytest.raises(ParallelError, match="item 1"):
+        two.map(lambda x: 12 // x, [4, 0])
 
 
 def test_a_long_item_is_named_in_short(two: Session) -> None:
