@@ -195,6 +195,15 @@ def test_what_is_known_later_is_drawn_later() -> None:
     assert [stretch[:4] for stretch in course.stretches(0)] == [(0.0, 1.0, 1.0, 0.0), (1.0, 3.0, 0.5, 1.5)]
 
 
+def test_ranks_may_come_in_any_order() -> None:
+    """On several hosts they come host by host."""
+    one, other = replace(BUSY, rank=0, computing=1.0), replace(BUSY, rank=3, computing=0.0, waiting=1.0)
+    course = course_of(replace(RUNNING, task=5, seconds=1.0, ranks=(other, one)))
+    assert [stretch.waiting for stretch in course.stretches(3)] == [1.0]
+    assert [stretch.computing for stretch in course.stretches(0)] == [1.0]
+    assert list(course.stretches(1)) == []
+
+
 def test_a_new_cell_has_a_new_course() -> None:
     """And what was seen of another one is not shown with it."""
     course = course_of(at(9.0, computing=9.0))

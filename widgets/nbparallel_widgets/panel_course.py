@@ -56,7 +56,7 @@ class Course:
     """Rank -> seconds that others have waited for it."""
     slowest: tuple[float, int] = (0.0, -1)
     """Seconds of the item that took longest, as far as that was seen, and its index."""
-    _samples: list[tuple[float, tuple[RankSample, ...]]] = field(default_factory=list)
+    _samples: list[tuple[float, dict[int, RankSample]]] = field(default_factory=list)
     _unassigned: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Rank -> seconds that it waited for ranks that were not seen yet."""
     _items: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -70,11 +70,11 @@ class Course:
             return
         if activity.task != self.task:
             self.__init__(activity.task)  # type: ignore[misc]
-        before = self._samples[-1][1] if self._samples else ()
-        sample = tuple(RankSample.of(rank) for rank in activity.ranks)
-        for rank, now in zip(activity.ranks, sample, strict=True):
-            old = before[rank.rank].waiting if len(before) == len(sample) else 0.0
-            self._assign(rank, max(0.0, now.waiting - old), activity.culprits)
+        before = self._samples[-1][1] if self._samples else {}
+        sample = {rank.rank: RankSample.of(rank) for rank in activity.ranks}
+        for rank in activity.ranks:
+            old = before[rank.rank].waiting if rank.rank in before else 0.0
+            self._assign(rank, max(0.0, rank.waiting - old), activity.culprits)
             self._time_item(rank, activity.seconds)
         while self._samples and activity.seconds <= self._samples[-1][0]:
             self._samples.pop()  # a cell ends when its last rank has ended it, which is noticed later
@@ -115,7 +115,7 @@ class Course:
         begin, before = 0.0, RankSample(0.0, 0.0, 0.0, 0, True)
         for end, sample in self._samples:
             newest = sample is self._samples[-1][1]
-            if rank < len(sample) and end > begin and (sample[rank].known or newest):
+            if rank in sample and end > begin and (sample[rank].known or newest):
                 now = sample[rank]
                 computing, waiting, moving = (
                     max(0.0, new - old) for new, old in zip(now[:3], before[:3], strict=True)

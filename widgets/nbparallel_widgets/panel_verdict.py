@@ -74,7 +74,7 @@ def _awaited(activity: SessionActivity, course: Course) -> dict[int, float]:
     """Return for how long each rank was waited for: as the ranks noted it, or as it was seen."""
     noted = {rank: sum(row[rank] for row in activity.waited) for rank in range(len(activity.waited))}
     seen = course.awaited if course.task == activity.task else {}
-    return max(noted, dict(seen), key=lambda found: sum(found.values()))
+    return noted if sum(noted.values()) > _waiting(activity.ranks) / 2 else dict(seen)
 
 
 def marked_ranks(activity: SessionActivity, course: Course) -> frozenset[int]:
