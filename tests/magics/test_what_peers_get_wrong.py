@@ -71,6 +71,7 @@ def test_await_at_top_level(shared_kernel: Kernel) -> None:
     assert pids(kernel) == before
 
 
+@pytest.mark.slow
 @pytest.mark.fault("F20", "F21")
 def test_one_interrupt_frees_every_rank(shared_kernel: Kernel) -> None:
     """Whatever they do: the cell is a KeyboardInterrupt, the processes and their variables stay."""

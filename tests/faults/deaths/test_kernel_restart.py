@@ -95,6 +95,7 @@ def test_f10_and_so_does_a_killed_kernel_of_an_older_ipykernel() -> None:
             wait_until_alone(kernel, -1)
 
 
+@pytest.mark.slow
 def test_f13_exit_in_a_cell_ends_everything() -> None:
     """``exit()`` while ranks are there: kernel and ranks are gone."""
     with Kernel() as kernel:
