@@ -12,7 +12,7 @@ from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_pool import NEW_LINE, HostPool
 from nbparallel.cluster.joined_views import join_activity, join_names, join_statistics
 from nbparallel.errors import NO_RANKS, HostBoundaryError
-from nbparallel.session.monitoring.session_views import SessionViews
+from nbparallel.session.session import SessionViews
 
 if TYPE_CHECKING:
     from nbparallel.cluster.dask.dask_cluster import DaskCluster

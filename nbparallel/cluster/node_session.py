@@ -22,12 +22,11 @@ from nbparallel.cluster.host_messages import (
 )
 from nbparallel.errors import RankDiedError, SegmentLostError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.monitoring.session_views import load_views
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.session.session import Session
+from nbparallel.session.session import Session, load_views
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.outcomes import death_failure, record_of
 from nbparallel.session.tasks.task_run import TaskRequest, TaskRun

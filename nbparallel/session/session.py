@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import importlib
 import os
 import time
@@ -18,7 +19,6 @@ from nbparallel import sharing
 from nbparallel.errors import BusyError, rank_list, without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.interrupts import InterruptCounter, SessionLock
-from nbparallel.session.monitoring import session_views
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.processes.elastic_pool import ElasticPool, SessionRanks, TaskPool
@@ -42,11 +42,85 @@ from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
     from nbparallel.channel.segment_client import SegmentClient
-    from nbparallel.session.monitoring.activity import SessionActivity
+    from nbparallel.session.monitoring.activity import ActivityReader, SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
     from nbparallel.session.monitoring.who import SessionNames
     from nbparallel.wire.inspection import Completion
+
+# Views of a session: statistics, names, completions, activity, timeline.
+#
+# The modules that make them are imported when the first cell has ended (`load_views`), not before its output.
+
+
+@functools.cache
+def load_views() -> None:
+    """Import what the methods below need: an installation may have removed the files when they are called."""
+    from nbparallel.session.monitoring import (  # noqa: F401
+        activity,
+        segments,
+        statistics,
+        timeline,
+        who,
+    )
+
+
+class SessionViews:
+    """Read-only views of one session; `Session` has a method of each name, which describes it.
+
+    Notes
+    -----
+    Thread-safe, also while a cell runs.
+    """
+
+    def __init__(self, ranks: ElasticPool, names: NameDelivery, tasks: TaskDispatcher) -> None:
+        self._ranks, self._names, self._tasks = ranks, names, tasks
+        self._reader: ActivityReader | None = None
+
+    def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
+        """Return a frozen picture of the session."""
+        from nbparallel.session.monitoring import statistics
+
+        names = self._names.namespace if namespace is None else namespace
+        pool = self._ranks.running
+        return statistics.take_statistics(self._ranks.start_method, pool, names, self.activity())
+
+    def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
+        """Return the names of the notebook and of the ranks."""
+        from nbparallel.session.monitoring.who import compare
+
+        names = self._names.namespace if namespace is None else namespace
+        pool = self._ranks.running
+        handles = list(pool.handles)
+        reports = pool.queries.names(handles)
+        return compare(names or {}, hidden or {}, sharing.current_store(), handles, reports)
+
+    def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
+        """Return completions by rank 0; none if it is busy or does not run."""
+        pool = self._ranks.pool
+        if pool is None or not pool.handles:
+            return ()
+        return pool.queries.complete(pool.handles[0], text, cursor, patience).found
+
+    def activity(self) -> SessionActivity:
+        """Return what ranks do at this moment."""
+        if self._reader is None:
+            from nbparallel.session.monitoring import activity
+
+            self._reader = activity.ActivityReader(self._ranks, self._names, self._tasks)
+        return self._reader.read()
+
+    def findings(self) -> tuple[Any, ...]:
+        """Return what the doctor finds on other machines: there are none."""
+        return ()
+
+    def timeline(self) -> Timeline | None:
+        """Return the timeline of the last cell."""
+        from nbparallel.session.monitoring.timeline import build_timeline
+
+        record = self._tasks.record
+        return None if record is None else build_timeline(record)
+
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
 START_METHODS = ("forkserver", "spawn")
@@ -57,7 +131,7 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 START_METHODS = ("forkserver", "spawn")
-SessionParts = tuple[NameDelivery, TaskDispatcher, SessionRanks, session_views.SessionViews]
+SessionParts = tuple[NameDelivery, TaskDispatcher, SessionRanks, SessionViews]
 """How names, tasks and ranks of a session are handled, and what shows them."""
 
 
@@ -86,7 +160,7 @@ def _make_parts(
     names = NameDelivery(sharing.current_store())
     tasks = TaskDispatcher(names)
     ranks = ElasticPool(WorldPlace(int(size)), start_method, launch, names, tasks.output_of)
-    return names, tasks, ranks, session_views.SessionViews(ranks, names, tasks)
+    return names, tasks, ranks, SessionViews(ranks, names, tasks)
 
 
 class Session:
@@ -176,7 +250,7 @@ class Session:
         """Start the ranks now (idempotent); StartError: one ended before it was ready, and none is left."""
         with self._session_lock.hold() as interrupts:
             self._ensure(interrupts)
-            session_views.load_views()
+            load_views()
 
     def stop(self) -> None:
         """End every process of the session (idempotent).  Arrays in this process stay as they are.
@@ -353,7 +427,7 @@ class Session:
         try:
             return self._tasks.finish(run, interrupts)
         finally:
-            session_views.load_views()
+            load_views()
 
     @without_frames()
     def call(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
