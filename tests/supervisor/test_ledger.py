@@ -1,6 +1,8 @@
 # ruff: noqa: D102
 """The ledger as a state machine: hundreds of histories, no processes."""
 
+import random
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.segments import (
     AllowWrite,
     Drop,
+    Ended,
     Fetch,
     Forget,
     Freed,
@@ -291,7 +294,47 @@ TestLedger.__doc__ = (
 )
 
 
+def test_random_histories():
+    """The same machine, driven evenly: Hypothesis likes short histories, and seldom draws an idle segment."""
+    random_ = random.Random(1)
+    for _ in range(300):
+        machine = LedgerMachine()
+        machine.all_join()
+        for _ in range(40):
+            client, yes = random_.randrange(3), random_.random() < 0.5
+            segment = segment_id(random_.randrange(3), random_.choice([1, 1, 1, 2]))
+            path = f"/dev/shm/nbp_aaaaaaaaaa_{random_.choice('bc')}"
+            step, *values = random_.choice(
+                [
+                    (machine.hand_over, segment, client, yes),
+                    (machine.ask, client, segment, yes),
+                    (machine.release, client, segment),
+                    (machine.register, None, segment, yes, machine.sizes.get(segment, 4096)),
+                    (machine.forget, None, segment),
+                    (machine.allow_write, None, segment),
+                    (machine.go_and_come, client, True),
+                    (machine.intend, client, path),
+                    (machine.register_named, segment, path),
+                    (machine.drain,),
+                ]
+            )
+            step(*values)
+            machine.holds_agree()
+
+
 FIRST, SECOND, THIRD = (segment_id(0, serial) for serial in (1, 2, 3))
+
+
+def kept():
+    """Return a ledger: client 1 keeps memory of client 0 mapped, which uses it again."""
+    book = Ledger()
+    for client in range(3):
+        book.client_joined(client)
+    book.step(0, Register(FIRST, 4096, False, memory=FIRST))
+    book.step(1, Fetch(FIRST, False), 1)
+    book.step(1, Release(FIRST, FIRST))
+    book.step(0, Register(SECOND, 4096, False, memory=FIRST))
+    return book
 
 
 @pytest.mark.parametrize(
@@ -307,14 +350,57 @@ FIRST, SECOND, THIRD = (segment_id(0, serial) for serial in (1, 2, 3))
 )
 def test_who_says_what_it_may_not(client, message):
     """A hold of what was never mapped, or with a right that nobody has; others' memory; sizes that differ."""
-    book = Ledger()
-    for joined in range(3):
-        book.client_joined(joined)
-    book.step(0, Register(FIRST, 4096, False, memory=FIRST))
-    book.step(1, Fetch(FIRST, False), 1)
-    book.step(1, Release(FIRST, FIRST))  # client 1 keeps it mapped
-    book.step(0, Register(SECOND, 4096, False, memory=FIRST))
+    book = kept()
     (action,) = book.step(client, message)
     assert isinstance(action, Disconnect)
     assert action.client == client
     assert book.entries[SECOND].holders == {0}
+
+
+def test_a_damaged_handle_holds_nothing():
+    """Who names the wrong memory gets nothing that it could mix up with another array."""
+    book = kept()
+    book.step(0, Register(THIRD, 4096, False, memory=THIRD))
+    assert book.step(1, Hold(THIRD, FIRST, False)) == []
+    assert book.entries[THIRD].holders == {0}
+    (refusal,) = book.step(2, Fetch(THIRD, False, FIRST), 1)
+    assert isinstance(refusal.message, Lost)
+
+
+def test_what_a_dead_client_held_is_not_used_again():
+    """It may have given it to a keeper whose hold comes too late: other holders' release changes nothing."""
+    book = kept()
+    book.step(1, Hold(SECOND, FIRST, False))
+    book.client_gone(1)
+    assert book.step(0, Release(SECOND)) == []
+    assert list(book.settle(book.mark())) == [Notify(0, Drop(SECOND)), Close(SECOND)]
+
+
+def test_a_keeper_that_says_nothing_is_told_once():
+    """What a rank that computes for hours is told does not pile up."""
+    book, told = kept(), []
+    for serial in range(2, 20):
+        book.step(0, Register(segment_id(0, serial), 4096, False, memory=FIRST))
+        book.step(0, Release(segment_id(0, serial)))
+        told += [action for action in book.settle(book.mark()) if action.client == 1]
+    assert told == [Notify(1, Ended(SECOND, FIRST))]
+
+
+def test_a_hold_of_what_has_ended_is_ignored():
+    """Nobody holds it afterwards: its owner may use the memory again."""
+    book = kept()
+    book.step(0, Release(SECOND))
+    book.settle(book.mark())
+    assert book.step(1, Hold(SECOND, FIRST, False)) == []
+    assert book.entries[SECOND].holders == set()
+
+
+def test_a_hold_that_overtook_the_registration():
+    """It counts when the registration comes; a release that overtook it as well takes it back."""
+    for released in (False, True):
+        book = kept()
+        assert book.step(1, Hold(THIRD, FIRST, False)) == []
+        if released:
+            book.step(1, Release(THIRD, FIRST))
+        book.step(0, Register(THIRD, 4096, False, memory=FIRST))
+        assert book.entries[THIRD].holders == ({0} if released else {0, 1})
