@@ -69,8 +69,9 @@ bench: $(VENV)/bench  ## measure beside the peers; writes docs/explanation/perfo
 	@$(BIN)/python -m compileall -q nbparallel magics widgets  # as an installation does
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## fault tests REPEAT times, then the same on a busy core
+sweep: $(VENV)/ready $(VENV)/ipykernel-6.31/ready  ## every system call killed and failed; fault tests REPEAT times
 	@status=0; \
+	PYTHONPATH=. $(BIN)/python -m tests.faults.sweep.syscall_sweep || status=$$?; \
 	for core in "" --busy-core; do \
 	  PYTHONPATH=. $(PYTEST) -m "fault or stress" --repeat $(REPEAT) $$core $(ARGS) || status=$$?; done; \
 	exit $$status

@@ -197,7 +197,8 @@ def descriptor_error(error: OSError) -> FileDescriptorLimitError:
         error.errno,
         f"too many open files: {_limit_that_bit(error)}. Every shared array of 256 KiB or more needs a "
         "descriptor where it was made, and one for a moment where it arrives: delete shared arrays, put "
-        "several into one, use `%sharing_strategy file_region`, or raise that limit",
+        "several into one, raise that limit, or use `%sharing_strategy file_region`, where new arrays under "
+        "8 MiB have one descriptor together",
     )
 
 
