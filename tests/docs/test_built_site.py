@@ -6,8 +6,10 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -125,3 +127,98 @@ def test_search_works_without_a_server() -> None:
     content = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
     assert {"docs/index", "docs/reference/errors", "notebooks/01-hello-ranks"} <= set(content["docnames"])
     assert any("all_reduce" in title for title in content["alltitles"])
+
+
+QUESTIONS = {
+    "install": "get-started/install",
+    "macos": "get-started/install",
+    "docker": "get-started/install",
+    "quickstart": "get-started/first-ten-minutes",
+    "first cell": "get-started/first-ten-minutes",
+    "ipyparallel": "get-started/coming-from",
+    "MPI": "get-started/coming-from",
+    "array is read-only": "how-to/something-is-wrong",
+    "cell hangs": "how-to/something-is-wrong",
+    "rank died": "how-to/something-is-wrong",
+    "memory is full": "how-to/something-is-wrong",
+    "too many open files": "how-to/something-is-wrong",
+    "cannot be sent": "how-to/something-is-wrong",
+    "share a tensor with a worker": "how-to/multiprocessing",
+    "joblib": "reference/multiprocessing",
+    "DistributedDataParallel": "how-to/torch",
+    "deadlock": "how-to/find-a-deadlock",
+    "data race": "how-to/find-a-race",
+    "torchrun": "how-to/scripts",
+    "several hosts": "how-to/several-hosts",
+    "sharing strategy": "how-to/choose-a-strategy",
+    "all_reduce": "reference/",
+    "check-races": "reference/magics",
+    "FileDescriptorLimitError": "reference/errors",
+    "timeline": "reference/pictures",
+    "performance": "explanation/performance",
+    "security": "explanation/security",
+}
+"""What users type into the search, and the page that answers it."""
+_SCORER = (ROOT / "docs" / "site" / "scorer.js").read_text()
+BOOST = json.loads(_SCORER.partition("Boost = ")[2].partition(";")[0])
+_COMMON = {"a", "an", "and", "be", "in", "is", "of", "the", "to"}
+
+
+class Search:
+    """The scores of Sphinx's own search: titles, then terms of titles, then terms of the text."""
+
+    def __init__(self, index: dict[str, Any], stem: Callable[[str], str]) -> None:
+        self.index, self.stem = index, stem
+
+    def pages(self, query: str) -> list[str]:
+        """Return the names of the pages that a query finds, best first."""
+        scores: dict[int, float] = {}
+        self._titles(query.lower(), scores)
+        self._objects(query.lower(), scores)
+        words = [word for word in re.findall(r"\w+", query.lower()) if word not in _COMMON]
+        found = [self._terms(self.stem(word)) for word in words]
+        for page in set.intersection(*map(set, found)) if found else ():
+            scores[page] = max(scores.get(page, 0), max(by_page[page] for by_page in found))
+        for page in scores:
+            name = self.index["docnames"][page]
+            scores[page] += sum(more for start, more in BOOST.items() if name.startswith(start))
+        best = sorted(scores, key=lambda page: (-scores[page], self.index["titles"][page].lower()))
+        return [self.index["docnames"][page] for page in best]
+
+    def _titles(self, query: str, scores: dict[int, float]) -> None:
+        for title, places in self.index["alltitles"].items():
+            if query in title.lower() and len(query) >= len(title) / 2:
+                for page, anchor in places:
+                    whole = anchor is None and self.index["titles"][page] == title
+                    score = round(100 * len(query) / len(title)) + whole
+                    scores[page] = max(scores.get(page, 0), score)
+
+    def _objects(self, query: str, scores: dict[int, float]) -> None:
+        for objects in self.index["objects"].values():
+            for page, _kind, _priority, _anchor, name in objects:
+                if query == name.lower():
+                    scores[page] = max(scores.get(page, 0), 11)
+
+    def _terms(self, word: str) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for key, exact, partial in (("terms", 5, 2), ("titleterms", 15, 7)):
+            terms = self.index[key]
+            matches = {word: exact} if word in terms else {}
+            if not matches and len(word) > 2:
+                matches = {term: partial for term in terms if word in term}
+            for term, score in matches.items():
+                pages = terms[term]
+                for page in pages if isinstance(pages, list) else [pages]:
+                    found[page] = max(found.get(page, 0), score)
+        return found
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_finds_its_page(question: str) -> None:
+    """The page that answers a user's question is among the first three that the search shows."""
+    stemmer = pytest.importorskip("snowballstemmer").stemmer("english")
+    text = (SITE / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    first = Search(index, stemmer.stemWord).pages(question)[:3]
+    assert any(page.startswith(f"docs/{QUESTIONS[question]}") for page in first), first
+    assert not [page for page in index["docnames"] if "/dev/" in page]
