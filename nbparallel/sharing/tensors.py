@@ -214,7 +214,8 @@ def is_tensor(x: object) -> bool:
 def is_plain_tensor(x: object) -> bool:
     """Return whether `x` is a tensor of torch itself: a subclass may run the user's code."""
     torch: Any = sys.modules.get("torch")
-    return is_tensor(x) and type(x) in (torch.Tensor, torch.nn.Parameter)
+    plain = getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None)
+    return any(type(x) is kind for kind in plain)  # isinstance may call the user's code
 
 
 def tensor_types() -> tuple[type, ...]:
