@@ -223,9 +223,14 @@ class HostOperations:
 
     def average(self, local: GroupCollectives, gradients: Gradients, until: int | None) -> None:
         """Replace arrays by their averages; what ranks declare of them travels with the calls."""
-        plan, mine = gradients.plan, gradients.declaration
+        plan, mine = gradients.plan, gradients.declaration(self._context.memory)
         calls = self._meet(local, Operation.average_gradients, plan.label, until, value=mine)
-        _, total = check_declarations([call.value for call in calls], range(self._size))
+        declared = []
+        for host, ranks in enumerate(self._hosts):
+            for rank in ranks:
+                word, weight, spans = calls[rank].value
+                declared.append((word, weight, [(one + (host << 64), *span) for one, *span in spans]))
+        _, total = check_declarations(declared, range(self._size))
 
         def reduce(flat: AnyArray, op: str) -> None:
             operator = operator_for(find_operator(op), flat.dtype)

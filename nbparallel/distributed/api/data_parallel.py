@@ -17,8 +17,9 @@ from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule,
 from nbparallel.distributed.data_parallel.gradients import (
     BUCKET,
     ONE,
-    BucketPlan,
+    LastCall,
     average,
+    average_buckets,
     checked_gradients,
 )
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -30,7 +31,7 @@ from nbparallel.wire.control import Operation
 class DataParallel(OperationBase):
     """Small helpers on top of the operations, for training loops."""
 
-    _last_plan: BucketPlan | None = None
+    _last_call: LastCall | None = None
     """Of `average_gradients`."""
 
     @untraced
@@ -204,18 +205,25 @@ class DataParallel(OperationBase):
             On all ranks: they passed different arrays; it names the first.  Nothing was written, and
             operations work afterwards.
         TypeError, ValueError
-            On the caller: something that cannot be averaged in place.  On all: ranks passed some a weight
-            and some none, or only weights of 0.  Nothing was written.
+            On the caller: something that cannot be averaged in place.  On all: ranks passed the same shared
+            memory, some a weight and some none, or only weights of 0.  Nothing was written.
         """
         limit = None if timeout is None else deadline(timeout)
-        context, compared = self._context, False
-        quick = type(arrays) is list and len(arrays) == 1 and weight is None and group is None
-        if quick and bucket_nbytes is BUCKET and context.ready and context.plain:
-            x = arrays[0]
-            if type(x) is np.ndarray and x.flags.writeable:  # as quick as an all_reduce
+        context, compared, last = self._context, False, self._last_call
+        if weight is None and group is None and type(arrays) is list and (context.ready and context.plain):
+            # As quick as an all_reduce of each: of one array, and of several like those of the last call.
+            x = arrays[0] if len(arrays) == 1 and bucket_nbytes is BUCKET else None
+            one, plan = type(x) is np.ndarray and x.flags.writeable, None
+            if one or (
+                last is not None and (plan := last.is_repeated_by(arrays, bucket_nbytes, self.world_size))
+            ):
                 context.ready = False
                 try:
-                    found = self._world.all_reduce.run(x, ONE, limit)
+                    reduction = self._world.all_reduce
+                    if plan is None:
+                        found = reduction.run(x, ONE, limit)
+                    else:
+                        found = average_buckets(reduction, arrays, plan, limit)
                     context.ready = True
                 except BaseException as error:
                     context.failed(error)
@@ -223,13 +231,14 @@ class DataParallel(OperationBase):
                 if found is not None and found is not False:
                     return arrays
                 compared = found is False
+        if last is None:
+            last = self._last_call = LastCall()
         state = self._group_state(group, crosses=True)
-        gradients = checked_gradients(arrays, weight, bucket_nbytes, len(state.ranks), self._last_plan)
-        self._last_plan = gradients.plan
+        gradients = checked_gradients(arrays, weight, bucket_nbytes, len(state.ranks), context, last)
         if self._across is not None and group is None:
             self._run(state, limit, self._across.average, gradients)
         else:
-            self._run(state, limit, average, gradients, compared)
+            self._run(state, limit, average, gradients, context, compared)
         return arrays
 
 

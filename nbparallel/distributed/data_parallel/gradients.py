@@ -5,9 +5,9 @@ of its own, reduced in place.  The buckets follow from dtypes, shapes and the nu
 combined in rank order, so that every rank gets the same bits.
 
 Comparing what the ranks pass needs no synchronisation of its own: the fingerprint of the first reduction
-covers the names, dtypes and shapes of all arrays.  A rank that passes a weight takes part in that
-synchronisation with a declaration instead of a bucket.  If the ranks differ in this, nothing has been
-written, and all of them exchange declarations.
+covers the names, dtypes and shapes of all arrays.  A rank that passes a weight, or shared memory that another
+rank could pass as well, takes part in that synchronisation with a declaration instead of a bucket.  If the
+ranks differ in this, nothing has been written, and all of them exchange declarations.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -25,12 +27,17 @@ import numpy as np
 from nbparallel.distributed.arguments import overlapping_pair
 from nbparallel.distributed.collectives.all_reduce import AllReduce, Averaging
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
+    SharedArrayLookup,
+    SharedSpan,
     as_operand,
     read_only,
 )
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
+from nbparallel.distributed.slots.mismatch import own_copy
+from nbparallel.distributed.slots.slot_area import Span, conflict
 from nbparallel.errors import CollectiveMismatchError, rank_list
 from nbparallel.sharing.tensors import (
     bits_name,
@@ -43,6 +50,7 @@ from nbparallel.sharing.tensors import (
     shown_dtype,
 )
 from nbparallel.wire.control import Operation
+from nbparallel.wire.segments import CLIENT_SHIFT
 
 # Which gradients travel together: what follows from names, dtypes and shapes alone, worked out once.
 #
@@ -146,10 +154,40 @@ def _buckets(forms: Forms, sizes: list[int], bucket_nbytes: int, alone: int) -> 
     return found
 
 
+# The last call of `average_gradients`: a training loop repeats it, often with the same arrays.
+
+
+@dataclass(slots=True)
+class LastCall:
+    """What is remembered of a rank's last call: a training loop repeats it, often with the same arrays."""
+
+    plan: BucketPlan | None = None
+    shared: Sequence[weakref.ref[AnyArray]] = ()
+    """Its arrays, if all were shared; no two of them overlapped."""
+    foreign: bool = False
+    """Whether another rank could pass memory of one of those as well."""
+
+    def is_repeated_by(self, arrays: list[Any], bucket_nbytes: Any, members: int) -> BucketPlan | None:
+        """Return the plan if arrays are like those of the last call and no other rank could pass one."""
+        plan = self.plan
+        if plan is None or not plan.buckets or not plan.fits(None, arrays, bucket_nbytes, members):
+            return None
+        return plan if len(arrays) == 1 or (not self.foreign and self.are_apart(arrays)) else None
+
+    def are_apart(self, arrays: list[AnyArray]) -> bool:
+        """Whether no two can share memory: they are those of the last call, or each owns its memory."""
+        if len(arrays) == len(self.shared):
+            return all(map(operator.is_, map(operator.call, self.shared), arrays))
+        for x in arrays:
+            if x.base is not None:
+                return False
+        return len(set(map(id, arrays))) == len(arrays)
+
+
 _DECLARES_LABEL = fingerprint("average_gradients", content="declaration")
 _DECLARES = Averaging(lambda _: _DECLARES_LABEL, True)
-Declaration = tuple[int, float | None]
-"""What a rank declares: fingerprint word of its arrays, and weight."""
+Declaration = tuple[int, float | None, list[Span]]
+"""What a rank declares: fingerprint word of its arrays, weight, shared memory."""
 
 
 @dataclass(slots=True)
@@ -159,20 +197,24 @@ class Gradients:
     arrays: list[AnyArray]
     weight: float | None
     plan: BucketPlan
+    foreign: bool
+    """Whether another rank could pass memory of one of several arrays as well."""
 
-    @property
-    def declaration(self) -> Declaration:
-        """What this rank declares."""
-        return self.plan.label.word, self.weight
+    def declaration(self, memory: SharedArrayLookup) -> Declaration:
+        """Return this rank's declaration."""
+        spans = [(place.segment, place.start, place.stop) for place in _places(self.arrays, memory)]
+        return self.plan.label.word, self.weight, spans
 
 
 def checked_gradients(
-    arrays: Any, weight: Any, bucket_nbytes: Any, members: int, last: BucketPlan | None
+    arrays: Any,
+    weight: Any,
+    bucket_nbytes: Any,
+    members: int,
+    context: RankContext,
+    last: LastCall,
 ) -> Gradients:
-    """Return what a user passed to `average_gradients`; its errors name the array that is wrong.
-
-    `last` is the plan of the last call, which a training loop repeats.
-    """
+    """Return what a user passed to `average_gradients`; its errors name the array that is wrong."""
     names: tuple[str, ...] | None = None
     if is_module(arrays):
         arrays = named_gradients(arrays)
@@ -190,29 +232,53 @@ def checked_gradients(
             "average_gradients needs an array, a list of arrays or a dict of them, not "
             f"{type(arrays).__name__}"
         )
-    plan, plain = last, passed
+    plan, plain = last.plan, passed
     if plan is None or not plan.fits(names, passed, bucket_nbytes, members):
         plan = None
         for x in passed:
             if type(x) is not np.ndarray or x.dtype.kind not in "fc" or not x.flags.writeable:
                 names, passed = _gradients_of(names, passed)
                 plain = [_checked(names, i, x) for i, x in enumerate(passed)]
-                if last is not None and last.fits(names, plain, bucket_nbytes, members):
-                    plan = last
+                if last.plan is not None and last.plan.fits(names, plain, bucket_nbytes, members):
+                    plan = last.plan
                 break
-    if len(plain) > 1 and (pair := overlapping_pair(plain)) is not None:
-        one, other = (names_of(names, len(plain))[i] for i in pair)
-        raise ValueError(
-            f"arrays{one} and arrays{other} share memory, and average_gradients writes both: each needs "
-            "memory of its own"
-        )
+    foreign = len(plain) > 1 and _check_memory(plain, names, context, last)
     if type(bucket_nbytes) is not int or bucket_nbytes < 1:
         raise ValueError(f"bucket_nbytes must be a number of bytes, at least 1, not {bucket_nbytes!r}")
     if weight is not None:
         weight = _checked_weight(weight)
     if plan is None:
-        plan = plan_of(names, tuple([(x.dtype, x.shape) for x in plain]), bucket_nbytes, members)
-    return Gradients(plain, weight, plan)
+        last.plan = plan = plan_of(names, tuple([(x.dtype, x.shape) for x in plain]), bucket_nbytes, members)
+    return Gradients(plain, weight, plan, foreign)
+
+
+def _places(arrays: list[AnyArray], memory: SharedArrayLookup) -> list[SharedSpan]:
+    """Return where those arrays lie that are in shared memory."""
+    found = [memory.span_of(x) for x in arrays if x.base is not None]
+    return [place for place in found if place is not None]
+
+
+def _check_memory(
+    arrays: list[AnyArray], names: tuple[str, ...] | None, context: RankContext, last: LastCall
+) -> bool:
+    """Raise if two of the arrays share memory; return whether another rank could pass some of it as well.
+
+    Memory that this rank allocated is not: a rank that received it declares it.
+    """
+    if last.are_apart(arrays):
+        return last.foreign and len(arrays) == len(last.shared)
+    pair = overlapping_pair(arrays)
+    if pair is not None:
+        one, other = (names_of(names, len(arrays))[i] for i in pair)
+        raise ValueError(
+            f"arrays{one} and arrays{other} share memory, and average_gradients writes both: each needs "
+            "memory of its own"
+        )
+    places = _places(arrays, context.memory)
+    foreign = any(place.segment >> CLIENT_SHIFT != context.store.client for place in places)
+    if len(places) == len(arrays):
+        last.shared, last.foreign = [place.reference for place in places], foreign
+    return foreign
 
 
 def _gradients_of(
@@ -260,15 +326,23 @@ def check_declarations(declared: Sequence[Declaration], ranks: Sequence[int]) ->
     Raises
     ------
     ValueError
-        Some ranks pass a weight and some do not, or all weights are 0.
+        Some ranks pass a weight and some do not, all weights are 0, or two ranks would write the same
+        shared memory.
     """
-    if len({label for label, _ in declared}) > 1:
+    if len({label for label, _, _ in declared}) > 1:
         return False, None
-    weights = [weight for _, weight in declared if weight is not None]
+    found = conflict([[(span, True) for span in spans] for _, _, spans in declared])
+    if found is not None:
+        first, second = sorted(ranks[i] for i in found)
+        raise ValueError(
+            f"ranks {first} and {second} passed overlapping memory of one shared array to average_gradients, "
+            f"which would write it: each rank needs gradients of its own, so pass {own_copy()}"
+        )
+    weights = [weight for _, weight, _ in declared if weight is not None]
     if not weights:
         return True, None
     if len(weights) < len(ranks):
-        with_weight = [rank for rank, (_, w) in zip(ranks, declared, strict=True) if w is not None]
+        with_weight = [rank for rank, (_, w, _) in zip(ranks, declared, strict=True) if w is not None]
         without = rank_list(set(ranks) - set(with_weight))
         raise ValueError(
             f"{rank_list(with_weight)} passed weight= to average_gradients, and {without} did not: all ranks "
@@ -312,6 +386,7 @@ def _by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
 def average(
     collectives: GroupCollectives,
     gradients: Gradients,
+    context: RankContext,
     compared: bool,
     deadline_ns: int | None,
 ) -> None:
@@ -323,7 +398,7 @@ def average(
         The first reduction has been tried already, and the ranks differ.
     """
     plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.all_reduce
-    declares = gradients.weight is not None or not plan.buckets
+    declares = gradients.weight is not None or gradients.foreign or not plan.buckets
     if declares and not compared:  # it meets the first bucket of ranks that declare nothing, and all go on
         reduction.run(np.zeros(1), _DECLARES, deadline_ns)
     elif not compared and average_buckets(reduction, arrays, plan, deadline_ns):
@@ -334,7 +409,7 @@ def average(
         return collectives.exchange_values(Operation.average_gradients, shown, value, deadline_ns)
 
     ranks = collectives.protocol.ranks
-    same, total = check_declarations(tell(gradients.declaration), ranks)
+    same, total = check_declarations(tell(gradients.declaration(context.memory)), ranks)
     if not same:
         raise mismatch(tell((plan.listing(), plan.bucket_nbytes)), ranks)
     average_declared(gradients, total, lambda flat, op: reduction.run(flat, op, deadline_ns))
@@ -353,7 +428,7 @@ def average_declared(
 def average_buckets(
     reduction: AllReduce, arrays: list[AnyArray], plan: BucketPlan, deadline_ns: int | None
 ) -> bool:
-    """Average arrays; False on all ranks: they differ, nothing was written."""
+    """Average arrays that no other rank could pass; False on all ranks: they differ, nothing was written."""
     run, line, (averaging, others) = reduction.run, reduction.line(), plan.operators
     for flat in _flat_buckets(arrays, plan):
         if run(flat, averaging, deadline_ns, line) is False:
