@@ -173,7 +173,7 @@ def _describe(error: BaseException, state: RankState, when: int) -> RankFailure:
         time_ns=when,
         ename=encodable(class_name(error)),
         evalue=encodable("\n".join([text_of(error), *notes]) + inside),
-        exception=_pickled(error, state),
+        exception=pickled(error, state),
         traceback=tuple(map(encodable, (*above, last + inside))),
         frames=_frames(trace, state.shell),
         cause=_cause(error),
@@ -241,7 +241,7 @@ def _cause(error: BaseException) -> Cause:
     return Cause.ERROR
 
 
-def _pickled(error: BaseException, state: RankState) -> bytes | None:
+def pickled(error: BaseException, state: RankState) -> bytes | None:
     """Return the exception by value, or None if it would not arrive as what it is."""
     return ask(lambda: dump_error(error, state.variables), lambda: None)
 

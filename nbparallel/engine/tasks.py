@@ -384,6 +384,13 @@ def _code_of(function: object, args: Sequence[object]) -> CodeType | None:
     return None
 
 
+def _sendable(error: Exception, state: RankState) -> Exception:
+    """Return an error without its frames; of one that cannot travel, what it says."""
+    if failures.pickled(error, state) is None:
+        return RuntimeError(f"{class_name(error)}: {text_of(error)}")
+    return error.with_traceback(None)
+
+
 MOST_TICKETS = 1 << 16
 """Bytes that a rank which fails takes out of the pipe at a time, so that no other begins another item."""
 
@@ -424,8 +431,7 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
                 except Exception as error:
                     if not task.return_errors:
                         raise
-                    error.add_note(f"(item {index}, on rank {state.rank})")
-                    result = error.with_traceback(None)
+                    result = _sendable(error, state)
                 if state.is_forked_child():
                     return  # what it took would be missing
                 done.append(snapshot(result))

@@ -40,8 +40,8 @@ def map(
     progress : bool
         Show how many items are done: tqdm's bar, or a line where tqdm is not installed.
     errors : {"raise", "return"}
-        End with the first error, or have the exception as the result of its item and go on.  A returned
-        exception has no traceback; a note says its item and rank.
+        End with the first error, or have the exception as the result of its item and go on.  It has no
+        traceback; one that cannot travel is a `RuntimeError` with its class and text.
 
     Returns
     -------

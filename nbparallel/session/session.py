@@ -203,6 +203,9 @@ class Session:
     [1, 1]
     """
 
+    keep_messages: bool
+    read_in_place: bool
+
     def __init__(
         self,
         world_size: int | None = None,
@@ -507,9 +510,9 @@ class Session:
             Variables of ranks that would end would be lost, or the machine cannot hold so many ranks.
         """
         self._ranks.check_size(world_size)
-        if world_size == self.world_size:
-            return
         with self._session_lock.hold() as interrupts:
+            if world_size == self.world_size:
+                return
             if self.started:
                 pool = self._ensure(interrupts)
                 if world_size < self.world_size:

@@ -9,6 +9,8 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nbparallel.errors import NbParallelError, UnpicklableError
 from nbparallel.sharing.memory.mapping import Files
 from nbparallel.transfer.pickle_format import ArrayStore, is_plain
@@ -54,7 +56,12 @@ def dump_item(
         made = serialise(obj, store, broker=broker, main_globals=main_globals, files=files)
     except UnpicklableError as error:
         raise UnpicklableError(f"{name}: {error}") from error.__cause__
-    buffers = [pickle.PickleBuffer(bytearray(part) if copy else part) for part in made.buffers]
+    # of an array, not of a memoryview: in the cycle of an error's traceback the collector would end the
+    # process when it clears a memoryview that is exported
+    memories: list[Any] = [
+        bytearray(part) if copy else np.frombuffer(part, np.uint8) for part in made.buffers
+    ]
+    buffers = [pickle.PickleBuffer(memory) for memory in memories]
     return PickledItem(bytes(made.with_sources()), buffers), made.arrays
 
 

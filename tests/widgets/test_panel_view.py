@@ -156,7 +156,7 @@ def course_of(*activities: Any) -> Course:
 def at(seconds: float, **times: float) -> Any:
     """Return the activity of one rank that has spent its time so."""
     return replace(
-        RUNNING, task=5, seconds=seconds, ranks=ranks(replace(BUSY, **{"computing": 0.0, **times}))
+        RUNNING, began_ns=5, seconds=seconds, ranks=ranks(replace(BUSY, **{"computing": 0.0, **times}))
     )
 
 
@@ -198,7 +198,7 @@ def test_what_is_known_later_is_drawn_later() -> None:
 def test_ranks_may_come_in_any_order() -> None:
     """On several hosts they come host by host."""
     one, other = replace(BUSY, rank=0, computing=1.0), replace(BUSY, rank=3, computing=0.0, waiting=1.0)
-    course = course_of(replace(RUNNING, task=5, seconds=1.0, ranks=(other, one)))
+    course = course_of(replace(RUNNING, began_ns=5, seconds=1.0, ranks=(other, one)))
     assert [stretch.waiting for stretch in course.stretches(3)] == [1.0]
     assert [stretch.computing for stretch in course.stretches(0)] == [1.0]
     assert list(course.stretches(1)) == []
@@ -207,7 +207,7 @@ def test_ranks_may_come_in_any_order() -> None:
 def test_a_new_cell_has_a_new_course() -> None:
     """And what was seen of another one is not shown with it."""
     course = course_of(at(9.0, computing=9.0))
-    later = replace(at(1.0, computing=1.0), task=6)
+    later = replace(at(1.0, computing=1.0), began_ns=6)
     page = PanelView(later, course=course).figures_bundle()["text/html"]
     assert [path for path, _ in strip(page, 0)] == ["M0.0 14v-14h1000.0V14z"]
     course.add(later)
@@ -234,7 +234,7 @@ def test_the_slowest_rank_is_named_in_nearly_every_sample() -> None:
                 for rank in range(4)
             )
         )
-        activity = replace(RUNNING, task=5, seconds=now, ranks=here, culprits=missing)
+        activity = replace(RUNNING, began_ns=5, seconds=now, ranks=here, culprits=missing)
         course.add(activity)
         if now > 1:
             named.append(
@@ -260,15 +260,16 @@ def test_a_sentence_stays_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_items() -> None:
     """A map shows how many are done, by which rank, which item each has, the slowest, and the time left."""
-    first = replace(MAP, task=5, seconds=1.0, ranks=ranks(replace(BUSY, items=3, item=35), BUSY))
-    course = course_of(first, replace(MAP, task=5))
-    view = PanelView(replace(MAP, task=5), course=course)
+    first = replace(MAP, began_ns=5, seconds=1.0, ranks=ranks(replace(BUSY, items=3, item=35), BUSY))
+    idle = replace(MAP, began_ns=5, seconds=0.5, ranks=ranks(BUSY, replace(FINISHED, items=3, item=2)))
+    course = course_of(idle, first, replace(MAP, began_ns=5))
+    view = PanelView(replace(MAP, began_ns=5), course=course)
     text, page = repr(view), view._repr_html_()
     assert "about 2 s left · the slowest took 3.9 s: item 35" in text
     assert "item 44" in text
     assert 'style="width:71.7%"' in page
     assert '<td class="nbp-share">23</td>' in page
-    assert page.count('nbp-cut"/>') == 3
+    assert page.count('nbp-cut"/>') == 2
 
 
 def test_columns_stand_still() -> None:

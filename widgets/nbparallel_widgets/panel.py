@@ -123,7 +123,10 @@ class Panel:
         """Look, and send what has changed; return whether it may change soon."""
         with self._refreshing:
             try:
+                before = self._view
                 changing = self._renew(at_end=at_end)
+                if self._view is before and not self._closed:
+                    return changing
                 # what a user reads stands still while a cell runs
                 outputs = self._outputs(("figures",) if changing and not at_end else OUTPUTS)
             except Exception as error:  # noqa: BLE001  the user sees it where the figures were
@@ -146,6 +149,8 @@ class Panel:
         changing = PanelView(activity).changing
         # A survey waits for an array that is on its way into shared memory: never while the notebook is busy.
         segments = self._survey() if at_end or not (changing or self._busy) else old.segments
+        if (activity, segments) == (old.activity, old.segments) and not old.note:
+            return changing  # nothing is new
         as_of = time.strftime("%H:%M:%S")
         self._view = PanelView(activity, segments, course=self._course, as_of=as_of)
         return changing

@@ -50,8 +50,8 @@ class Stretch(NamedTuple):
 class Course:
     """The cell that runs, or ran last; `add` what is seen of it, from one thread at a time."""
 
-    task: int = 0
-    """Number of the cell's task."""
+    began_ns: int = 0
+    """When the cell was sent, of which no two cells have the same."""
     awaited: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Rank -> seconds that others have waited for it."""
     slowest: tuple[float, int] = (0.0, -1)
@@ -68,8 +68,8 @@ class Course:
         """Record what ranks do now; nothing while they get ready for the next cell."""
         if activity.phase in ("none", "starting", "moving"):
             return
-        if activity.task != self.task:
-            self.__init__(activity.task)  # type: ignore[misc]
+        if activity.began_ns != self.began_ns:
+            self.__init__(activity.began_ns)  # type: ignore[misc]
         before = self._samples[-1][1] if self._samples else {}
         sample = {rank.rank: RankSample.of(rank) for rank in activity.ranks}
         for rank in activity.ranks:
@@ -100,11 +100,11 @@ class Course:
                 self.awaited[root] += seconds / len(roots)
 
     def _time_item(self, rank: RankActivity, now: float) -> None:
-        item, since = self._items.get(rank.rank, (-1, now))
-        if rank.item != item:
-            self._items[rank.rank] = rank.item, now
-        if item >= 0:
-            self.slowest = max(self.slowest, (now - since, item))
+        item, since = self._items.pop(rank.rank, (-1, now))
+        if item >= 0:  # the item before, or still
+            self.slowest = max(self.slowest, (min(now, rank.finished or now) - since, item))
+        if rank.item >= 0 and rank.state == "computing":
+            self._items[rank.rank] = rank.item, since if rank.item == item else now
 
     def item_seconds(self, rank: int, now: float) -> float:
         """Return for how long a rank has had its item."""

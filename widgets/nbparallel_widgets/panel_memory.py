@@ -54,7 +54,7 @@ def memory_html(activity: SessionActivity, segments: Sequence[SharedSegment] | N
     boxes = _arrays(activity, segments)
     shared = sum(nbytes for _, nbytes, _ in boxes)
     arrays = "".join(
-        f'<div style="flex:{1000 * nbytes / shared:.0f} 1 0" class="nbp-box{" nbp-moves" * moves}" '
+        f'<div style="flex:{1000 * nbytes / (shared or 1):.0f} 1 0" class="nbp-box{" nbp-moves" * moves}" '
         f'title="{escape_html(name)} {size_text(nbytes)}"><i></i>{escape_html(name)} '
         f"{size_text(nbytes)}</div>"
         for name, nbytes, moves in boxes

@@ -73,7 +73,7 @@ def held_up_by(activity: SessionActivity, course: Course) -> int:
 def _awaited(activity: SessionActivity, course: Course) -> dict[int, float]:
     """Return for how long each rank was waited for: as the ranks noted it, or as it was seen."""
     noted = {rank: sum(row[rank] for row in activity.waited) for rank in range(len(activity.waited))}
-    seen = course.awaited if course.task == activity.task else {}
+    seen = course.awaited if course.began_ns == activity.began_ns else {}
     return noted if sum(noted.values()) > _waiting(activity.ranks) / 2 else dict(seen)
 
 

@@ -61,7 +61,7 @@ _IMPORTANT = (
 def axis_end(activity: SessionActivity) -> float:
     """Return the seconds at which all strips end: round, so that they grow steadily and stay when it ends."""
     longest = max([activity.seconds, *map(spent, activity.ranks)])
-    return next_round(max(longest, 1.0)) if longest else 0.0
+    return next_round(max(longest, 1.0) if activity.running else longest) if longest else 0.0
 
 
 def shown_ranks(activity: SessionActivity, marked: frozenset[int]) -> tuple[RankActivity, ...]:
@@ -272,16 +272,13 @@ def _row(
 def _strip(rank: RankActivity, course: Course, end: float, wrong: bool) -> str:
     stretches = list(course.stretches(rank.rank))
     times = ", ".join(f"{kind} {_percent(share)}" for kind, share in _shares(rank).items())
-    marks = "".join(_item_end(stretch.end, end) for stretch in stretches if stretch.items)
+    cuts = "".join(f"M{WIDTH * s.end / end:.1f} 0v{HEIGHT}" for s in stretches if s.items)
+    marks = f'<path d="{cuts}" class="nbp-cut"/>' if cuts else ""
     if wrong and end:
         x = min(WIDTH * spent(rank) / end, WIDTH - 8)
         marks += f'<path d="M{x:.0f} 0h8v14h-8z" class="nbp-x"/>'
     about = f"rank {rank.rank}: {times or 'it took no part'}"
     return strip(about, "".join(areas(stretches, end)) + marks)
-
-
-def _item_end(at: float, end: float) -> str:
-    return f'<path d="M{WIDTH * at / end:.1f} 0v{HEIGHT}" class="nbp-cut"/>'
 
 
 # Which rank waited for which, and which sent how much to which: two small tables, ranks by ranks.
@@ -376,7 +373,7 @@ class PanelView:
 
     def figures_bundle(self, *, live: bool = True) -> dict[str, str]:
         """Return the output that changes while a cell runs; not `live`: it is the last one."""
-        html = self._figures_html(live=live and self.changing)
+        html = self._figures_html(live=live and self.changing and not self.note)
         return {"text/plain": self._figures_text(), "text/html": html}
 
     def folded_bundle(self, identity: str) -> dict[str, str]:
@@ -409,9 +406,9 @@ class PanelView:
 
     def _course(self, activity: SessionActivity) -> Course:
         """Return what was seen of this cell, at least now."""
-        if activity.seconds and self.course.task == activity.task and self.course.started:
+        if activity.seconds and self.course.began_ns == activity.began_ns and self.course.started:
             return self.course
-        course = Course(activity.task)
+        course = Course(activity.began_ns)
         course.add(activity)
         return course
 

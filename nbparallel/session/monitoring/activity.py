@@ -250,8 +250,8 @@ class SessionActivity:
     """``waited[i][j]``: seconds of the last cell in which rank i waited for rank j; empty: not known."""
     moved: tuple[tuple[int, ...], ...] = ()
     """``moved[i][j]``: bytes of the last cell that went from rank i to rank j; empty: not known."""
-    task: int = 0
-    """Number of the cell's task, of which no two have the same; 0: none yet."""
+    began_ns: int = 0
+    """When the cell was sent, by `time.monotonic_ns`: no two cells have the same; 0: none yet."""
     items: int = 0
     """How many items a function is mapped over; 0: it is no map."""
     memory_nbytes: int | None = None
@@ -482,7 +482,7 @@ def phase_fields(clock: CellClock, starting: Sequence[int], moving: tuple[str, i
         "failed_rank": clock.failed_rank,
         "failed_line": clock.failed_line,
         "failed_between": clock.failed_between,
-        "task": clock.task,
+        "began_ns": clock.began_ns,
         "items": clock.items,
     }
 
