@@ -189,6 +189,18 @@ class _Calls:
         self._engine.join()
         _living.pop(id(self), None)
 
+    def terminate(self, *, kill: bool) -> None:
+        """End the workers now."""
+        self.shut()
+        self.cancel()
+        if self.pid != os.getpid() or self._engine is None or id(self) not in _living:
+            return
+        engine: Any = self._engine
+        for worker in list(engine._pool) if kill else ():
+            worker.kill()
+        engine.terminate()
+        self.end_soon()
+
     def end_soon(self) -> None:
         """Do that in another thread, which the program waits for at its end."""
         self.shut()
@@ -336,6 +348,14 @@ class Executor(futures.Executor):
             self._calls.end()
         else:
             self._calls.end_soon()
+
+    def terminate_workers(self) -> None:
+        """End the workers now, as since CPython 3.14; calls that have not ended raise `CancelledError`."""
+        self._calls.terminate(kill=False)
+
+    def kill_workers(self) -> None:
+        """Kill the workers; as `terminate_workers`."""
+        self._calls.terminate(kill=True)
 
 
 def register_joblib() -> None:

@@ -24,14 +24,16 @@ def bind_to_ours(source: str) -> str:
         flags=re.MULTILINE,
     )
     source = source.replace("from multiprocessing.forkserver import", f"from {_OWN_SERVER} import")
+    own_server = f"__import__({_OWN_SERVER!r}, fromlist=['_forkserver'])._forkserver"
+    source = source.replace("multiprocessing.forkserver._forkserver", own_server)
     modules = "connection|managers|pool|process|sharedctypes|shared_memory"
     source = re.sub(
         rf"from multiprocessing\.({modules}) import", r"from nbparallel.multiprocessing.\1 import", source
     )
     source = re.sub(r"from multiprocessing import", "from nbparallel.multiprocessing import", source)
     # programs that a test runs do not look at PYTHONPATH
-    found = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from nbparallel"
-    return re.sub(r"^(    +)from nbparallel", rf"\1{found}", source, flags=re.MULTILINE)
+    there = f"import sys; {str(ROOT)!r} in sys.path or sys.path.insert(0, {str(ROOT)!r}); from nbparallel"
+    return re.sub(r"^(    +)from nbparallel", rf"\1{there}", source, flags=re.MULTILINE)
 
 
 __file__ = str(_library_suite.__file__)

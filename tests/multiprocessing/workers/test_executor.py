@@ -530,3 +530,36 @@ def test_lines_and_threads_of_workers(tmp_path: Path, method: str) -> None:
     lines = printed.splitlines()
     assert {*lines} <= {str(n) * 99 for n in range(1, 7)}
     assert len(lines) >= 4 * 2000
+
+
+@pytest.mark.parametrize("how", ["terminate_workers", "kill_workers"])
+def test_workers_are_ended_now(tmp_path: Path, method: str, how: str) -> None:
+    """As since CPython 3.14: calls under way and those that wait end, and no worker remains."""
+    run_program(
+        f"""
+        import time
+        from concurrent.futures import CancelledError
+
+        executor = mp.Executor(1, ctx)
+        assert executor.submit(int, 7).result(30) == 7
+        calls = [executor.submit(time.sleep, 60) for _ in range(4)]
+        executor.{how}()
+        for call in calls:
+            try:
+                call.result(30)
+            except CancelledError:
+                continue
+            raise AssertionError("it went on")
+        try:
+            executor.submit(int)
+        except RuntimeError as error:
+            assert "after shutdown" in str(error)
+        until = time.monotonic() + 30
+        while mp.active_children() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not mp.active_children()
+        executor.{how}()
+        """,
+        tmp_path,
+        method,
+    )
