@@ -24,7 +24,7 @@ def bind_to_ours(source: str) -> str:
         flags=re.MULTILINE,
     )
     source = source.replace("from multiprocessing.forkserver import", f"from {_OWN_SERVER} import")
-    own_server = f"__import__({_OWN_SERVER!r}, fromlist=['_forkserver'])._forkserver"
+    own_server = f"__import__({_OWN_SERVER!r}, fromlist=['present_server']).present_server"
     source = source.replace("multiprocessing.forkserver._forkserver", own_server)
     modules = "connection|managers|pool|process|sharedctypes|shared_memory"
     source = re.sub(
