@@ -10,14 +10,12 @@ from nbparallel.errors import LEFT_OUT, rank_list
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets.panel_course import Course
-from nbparallel_widgets.timeline_text import fixed_text
+from nbparallel_widgets.timeline_text import LITTLE, fixed_text, stands_out
 
 _ABSENT = re.compile(rf"ranks? (\d[-\d, ]*) (?={LEFT_OUT} )")
 """Begins the error about ranks that left a call out."""
 LONGEST = 160
 """Characters of an error in a title; a deadlock of many ranks has more."""
-LITTLE = 0.1
-"""Share of the ranks' time below which waiting is not worth a sentence."""
 GETTING_READY = ("none", "starting", "moving")
 
 
@@ -64,10 +62,7 @@ def verdict(activity: SessionActivity, course: Course) -> str:
 
 def held_up_by(activity: SessionActivity, course: Course) -> int:
     """Return the rank that others waited for in more than half of all their waiting; -1: none stands out."""
-    waiting, awaited = _waiting(activity.ranks), _awaited(activity, course)
-    rank = max(awaited, key=lambda rank: awaited[rank], default=-1)
-    stands_out = rank >= 0 and awaited[rank] > waiting / 2 and waiting >= LITTLE * _whole(activity.ranks)
-    return rank if stands_out else -1
+    return stands_out(_awaited(activity, course), _waiting(activity.ranks), _whole(activity.ranks))
 
 
 def _awaited(activity: SessionActivity, course: Course) -> dict[int, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nbparallel.errors.text.escaping import visible
 from nbparallel.session.monitoring.timeline import (
@@ -103,12 +103,16 @@ def waits_by_culprit(timeline: Timeline) -> dict[int, float]:
     return found
 
 
-def held_up_by(timeline: Timeline) -> int:
+def stands_out(awaited: Mapping[int, float], waiting: float, whole: float) -> int:
     """Return the rank that others waited for in more than half of all their waiting; -1: none stands out."""
-    waiting, whole = _sum(timeline, WAITING), sum(_sum(timeline, kind) for kind in _KINDS)
-    awaited = waits_by_culprit(timeline)
     rank = max(awaited, key=lambda rank: awaited[rank], default=-1)
     return rank if rank >= 0 and awaited[rank] > waiting / 2 and waiting >= LITTLE * whole else -1
+
+
+def held_up_by(timeline: Timeline) -> int:
+    """Return the rank of a timeline that stands out."""
+    whole = sum(_sum(timeline, kind) for kind in _KINDS)
+    return stands_out(waits_by_culprit(timeline), _sum(timeline, WAITING), whole)
 
 
 def verdict(timeline: Timeline) -> str:
