@@ -30,4 +30,8 @@ class ResumableReducer(Reducer):
         if epoch != self._epoch:
             self._epoch = epoch
             self._reset_state()
+            # The failure may have met the exchange in which ranks agree on the order of gradients, when some
+            # had changed theirs and others had not.  Buckets of one size are then summed in silence, each
+            # with another's gradients.  With parameters to order, this step agrees again.
+            self._push_all_rebuilt_params()
         super().prepare_for_forward()

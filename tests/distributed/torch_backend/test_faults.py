@@ -113,6 +113,26 @@ finally:
     assert session.run("step()", namespace={}).values[0] == expected
 
 
+def test_a_failure_between_the_buckets_of_two_ranks(session: nbp.Session) -> None:
+    """Rank 1 has changed the order of its gradients, rank 0 has not; the next step sums in one order."""
+    expected = gradients(session)
+    cell = """
+def fail():
+    for told in [3, 1, 2, 0, 1], [4]:  # the order of the parameters, the number of buckets; their sizes
+        td.broadcast(torch.tensor(told, dtype=torch.int32), 0)
+    raise ZeroDivisionError("before its own buckets")
+if rank == 0:
+    ddp.reducer._rebuild_buckets = fail
+try:
+    step()
+finally:
+    vars(ddp.reducer).pop("_rebuild_buckets", None)
+"""
+    assert isinstance(error_of(session, cell, 0), ZeroDivisionError)
+    for _ in range(3):
+        assert list(session.run("step()", namespace={}).values) == [expected] * 2
+
+
 @pytest.mark.slow
 def test_a_failed_collective_that_was_not_waited_for(session: nbp.Session) -> None:
     """An operation begun and never waited for runs at the end of the cell; if that fails, `wait` says so."""
