@@ -36,6 +36,7 @@ MODULES = (
     "multiprocessing.loader",
     "races.comparing",
     "races.recording",
+    "startup.live_panel",
     "startup.idle",
 )
 """Each has ``run(*, quick: bool) -> Section``, or a list of them."""

@@ -1,0 +1,66 @@
+"""The live panel while a cell runs: how much longer the cell takes, and how much the notebook works."""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.notebook import answer
+from benchmarks.notebook import run as run_cell
+from benchmarks.report import Figure, Section, spread
+from tests.harness.kernel import Kernel
+
+AIM = 0.01
+CELL = """%%parallel -n {ranks}
+for step in range({steps}):
+    total = all_reduce(sum(range(100_000)))
+assert total == world_size * 4_999_950_000
+"""
+"""Computes some milliseconds, and then waits for the others: four processes keep all cores busy."""
+WORKED = "import time; print(time.process_time())"
+"""Of the process that renders the panel."""
+
+
+def run(*, quick: bool) -> Section:
+    """Run one cell without and with the panel, taking turns."""
+    turns, steps = (5, 300) if quick else (25, 600)
+    figures = []
+    for ranks in (2, 4):
+        times: dict[str, list[float]] = {"off": [], "on": []}
+        works: dict[str, list[float]] = {"off": [], "on": []}
+        with Kernel() as kernel:
+            run_cell(kernel, "%load_ext nbparallel")
+            for turn in range(turns + 1):
+                for name, before in ("off", "%parallel_panel --close"), ("on", "%parallel_panel"):
+                    if turn or name == "on":  # nothing to close in the beginning
+                        run_cell(kernel, before)
+                    began = answer(kernel, WORKED)
+                    outcome = kernel.run(CELL.format(ranks=ranks, steps=steps), timeout=60.0)
+                    if outcome.status != "ok":
+                        raise RuntimeError(f"the cell ended with {outcome.status}: {outcome.evalue}")
+                    if turn:  # the first round starts the ranks
+                        times[name].append(outcome.seconds)
+                        works[name].append((answer(kernel, WORKED) - began) / outcome.seconds)
+            run_cell(kernel, "%parallel_stop")
+        on, off = statistics.median(times["on"]), statistics.median(times["off"])
+        share = statistics.median(works["on"]) - statistics.median(works["off"])
+        figures += [
+            Figure(
+                f"a cell on {ranks} ranks with `%parallel_panel`",
+                spread(times["on"]),
+                f"without: {spread(times['off'])}",
+                off / on,
+                f"≤ {1 + AIM:g} of without",
+                on / off <= 1 + AIM,
+            ),
+            Figure(
+                "processor time of the notebook's process for it, of the cell's time",
+                f"{share:.2%}",
+                aim=f"≤ {AIM:.0%}",
+                met=share <= AIM,
+            ),
+        ]
+    return Section(
+        "The live panel",
+        figures,
+        "Of a loop that computes some milliseconds and calls `all_reduce`, as the front end sees it.",
+    )
