@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nbparallel import testing as testing
     from nbparallel.errors import *  # noqa: F403
     from nbparallel.session import CellResult, RankValues, Session, spawn
+    from nbparallel.session import imap as imap
     from nbparallel.session import map as map
     from nbparallel.sharing import (
         empty,
@@ -44,6 +45,7 @@ _HOMES = {
     "empty": "nbparallel.sharing",
     "from_file": "nbparallel.sharing",
     "full": "nbparallel.sharing",
+    "imap": "nbparallel.session",
     "get_all_sharing_strategies": "nbparallel.sharing",
     "get_sharing_strategy": "nbparallel.sharing",
     "is_shared": "nbparallel.sharing",
@@ -68,6 +70,7 @@ __all__ = [  # not `map`: after ``from nbparallel import *`` Python's own would 
     "full",
     "get_all_sharing_strategies",
     "get_sharing_strategy",
+    "imap",
     "is_shared",
     "ones",
     "register_sharing_strategy",

@@ -107,6 +107,7 @@ def fetch(
     remember : callable
         Keeps the error for ``%parallel_tb``.
     """
+    from nbparallel.session.tasks.cell_queue import wait_for_end
     from nbparallel_magics import result_display  # brings numpy, which loading must not
 
     wait_for_end(cell.pending)
@@ -136,15 +137,6 @@ def _assign_ended(variables: MutableMapping[str, Any]) -> None:
 
 _LAST_OUTPUTS = {"_", "__", "___"}
 """IPython's own: it stops setting them when one is bound to another value than it has shown."""
-
-
-def wait_for_end(pending: PendingCell) -> None:
-    """Wait until a cell has ended; an interrupt is sent to its ranks."""
-    while not pending.done():
-        try:
-            pending.wait(WAIT_SECONDS)
-        except KeyboardInterrupt:
-            pending.cancel()
 
 
 def _first_line(error: BaseException) -> str:

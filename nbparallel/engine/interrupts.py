@@ -24,6 +24,9 @@ from nbparallel.wire.control import IMPORT_SECONDS
 IMPORT_SYSTEM = "<frozen importlib._bootstrap"
 """How the file names of its frames begin."""
 
+ALARM_SECONDS = 0.5
+"""Between two alarms: the code that one hit may have swallowed the exception."""
+
 # `signal.getsignal` first looks whether it is a member of an enumeration, which takes 15 µs in every cell.
 _handler_of: Callable[[int], Any] = getattr(signal, "_signal", signal).getsignal
 
@@ -81,6 +84,37 @@ class Interrupts:
     def raised(self) -> bool:
         """Whether the kernel has interrupted the task that runs, or ran last."""
         return self._used > 0
+
+    def call_within(self, seconds: float, function: Callable[..., Any], *args: Any) -> Any:
+        """Return ``function(*args)``, which an alarm interrupts when it takes longer.
+
+        Raises
+        ------
+        TimeoutError
+            It did; with the frames where it was.
+        """
+        late = False
+
+        def on_alarm(_number: int, frame: FrameType | None) -> None:
+            nonlocal late
+            if not self._waits_for_import(frame):
+                late = True
+                raise KeyboardInterrupt
+
+        former = signal.signal(signal.SIGALRM, on_alarm)
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_SECONDS)
+                return function(*args)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was on its way raises here
+        except KeyboardInterrupt as stop:
+            if not late:
+                raise
+            error = TimeoutError(f"the item took longer than its time-out of {seconds:g} s")
+            raise error.with_traceback(stop.__traceback__) from None
+        finally:
+            signal.signal(signal.SIGALRM, former)
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         self._inspect(frame)

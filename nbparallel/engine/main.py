@@ -60,7 +60,7 @@ from nbparallel.wire.messages import (
     runs_user_code,
 )
 from nbparallel.wire.segments import Announce
-from nbparallel.wire.system import IMPORT_HOOKS, ready
+from nbparallel.wire.system import IMPORT_HOOKS, ImportHook, ready
 
 # The engine of a rank: frames of the kernel in, tasks run, outcomes out.
 
@@ -348,8 +348,22 @@ def prepare() -> None:
     environment.find_blas()
     for hook in IMPORT_HOOKS:
         hook.install()
+    ImportHook("tqdm.notebook", _draw_bars_as_text).install()
     prepared_shell = shells.make()
     prepared_shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
+
+
+def _draw_bars_as_text() -> None:
+    """Have tqdm's bars for notebooks be text: a widget of a rank is dead, and its text is its first state."""
+    notebook: Any = sys.modules["tqdm.notebook"]
+    std: Any = sys.modules["tqdm.std"]
+
+    class TextBar(std.tqdm):  # which takes no `display`
+        def __init__(self, *args: Any, display: bool = True, **options: Any) -> None:
+            super().__init__(*args, **options)
+
+    notebook.tqdm = notebook.tqdm_notebook = TextBar
+    notebook.trange = notebook.tnrange = lambda *args, **options: TextBar(range(*args), **options)
 
 
 def spawned(channel: int, segments: int, client: int, supervisor: int) -> NoReturn:

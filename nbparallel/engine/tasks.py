@@ -118,7 +118,8 @@ class TaskReport:
         """Return the message for the kernel, and what must stay alive until the kernel has loaded it."""
         state, task, failure = self._state, self._task, self.failure
         wait_ns = self._wait_ns() - self._waited
-        has_value = failure is None and self._value is not _NOTHING
+        maps = isinstance(task, CallTask) and task.items >= 0  # what was done is there, whatever ended it
+        has_value = (failure is None or maps) and self._value is not _NOTHING
         pickled, problem, text = None, "", state.shell.value_text
         if has_value and task.want_values:
             try:
@@ -399,18 +400,50 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     """Call the function for the items of one ticket after the other; succeed with tickets and results.
 
     A result is pickled when it is there: the function may return the same array each time, and one that
-    cannot travel is an error of its item, not of the end.
+    cannot travel is an error of its item, not of the end.  Results are sent now and then, and
+    the rest is the value also of a failure: what was done is not lost.
     """
     assert state.control is not None, "a rank joins an epoch before its first task"
     store, words = sharing.current_store(), state.control.words
     word = state.control.layout.rank_word(state.rank, ITEMS)
-    words[word], words[word + 1], words[word + 2] = 0, 0, 0
+    words[word], words[word + 1], words[word + 2], words[word + 3] = 0, 0, 0, 0
     words[word] = task.number  # last: what the kernel reads with it is this task's
     function, items = _load(state, task.call)
     state.settings.settle()
     _name_source(state, function)
     results: dict[int, Any] = {}
+    report.succeed(results)
     held: list[Any] = []
+    report.keepalive = held
+    sent = time.monotonic()
+
+    def call(value: Any) -> Any:
+        if task.item_seconds is None:
+            return function(value)
+        words[word + 3] = time.monotonic_ns()
+        try:
+            return state.interrupts.call_within(task.item_seconds, function, value)
+        finally:
+            words[word + 3] = 0
+
+    def keep(number: int, first: int, length: int, done: list[Any]) -> None:
+        results[number], arrays = dump_item(
+            done[0] if length == 1 else done,
+            f"the result of item {first}",
+            store,
+            state.broker,
+            main_globals=state.variables,
+            copy=True,
+        )
+        held.append(arrays)
+
+    def send() -> None:
+        if results and not state.is_forked_child():
+            pickled = pickling.dumps(results, store, broker=state.broker, main_globals=state.variables)
+            held.append(pickled)
+            state.output.send_observed("", pickled.data)
+            results.clear()
+
     if state.communicator is not None:
         state.communicator.begin_items()
     try:
@@ -423,34 +456,31 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
                 values = [loaded] if length == 1 else loaded
             else:
                 values = [items[index] for index in indices]
-            done = []
-            for index, value in zip(indices, values, strict=True):
-                words[word + 1] = index + 1
-                try:
-                    result = function(value)
-                except Exception as error:
-                    if not task.return_errors:
-                        raise
-                    result = _sendable(error, state)
-                if state.is_forked_child():
-                    return  # what it took would be missing
-                done.append(snapshot(result))
-                words[word + 2] += 1
-            results[number], arrays = dump_item(
-                done[0] if length == 1 else done,
-                f"the result of item {first}",
-                store,
-                state.broker,
-                main_globals=state.variables,
-                copy=True,
-            )
-            held += arrays
+            done: list[Any] = []
+            try:
+                for index, value in zip(indices, values, strict=True):
+                    words[word + 1] = index + 1
+                    try:
+                        result = call(value)
+                    except Exception as error:
+                        if not task.return_errors:
+                            raise
+                        result = _sendable(error, state)
+                    if state.is_forked_child():
+                        return  # what it took would be missing
+                    done.append(snapshot(result))
+                    words[word + 2] += 1
+            finally:
+                if done and not state.is_forked_child():
+                    keep(number, first, length, done)
+            if time.monotonic() >= sent + task.send_seconds:
+                send()
+                sent = time.monotonic()
+        send()
     except BaseException:
         while not state.is_forked_child() and os.read(tickets, MOST_TICKETS):
             pass
         raise
-    report.keepalive = held
-    report.succeed(results)
 
 
 @contextmanager

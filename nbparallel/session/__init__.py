@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.segments import SharedSegment
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.who import SessionNames
-    from nbparallel.session.ordered_map import map
+    from nbparallel.session.ordered_map import imap, map
     from nbparallel.session.output import OutputSink
     from nbparallel.session.results import CellResult, RankResult, RankValues, RemoteValue
     from nbparallel.session.session import Session
@@ -39,6 +39,7 @@ _HOMES = {
     "SessionStatistics": "monitoring.statistics",
     "SharedSegment": "monitoring.segments",
     "examine": "diagnostics.doctor",
+    "imap": "ordered_map",
     "map": "ordered_map",
     "spawn": "start_processes",
     "strategy_bench": "diagnostics.strategy_benchmark",
@@ -60,6 +61,7 @@ __all__ = [
     "SessionStatistics",
     "SharedSegment",
     "examine",
+    "imap",
     "map",
     "spawn",
     "strategy_bench",

@@ -1,13 +1,16 @@
-"""map: a function over items, with the notebook's ranks or with ranks for this call alone."""
+"""map and imap: a function over items, with the notebook's ranks or with ranks for this call alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from nbparallel import sharing
 from nbparallel.errors import without_frames
 from nbparallel.session import running_sessions
+from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.item_map import ItemMap
 
@@ -22,6 +25,7 @@ def map(
     *more: Iterable[Any],
     progress: bool = True,
     errors: str = "raise",
+    timeout: float | None = None,
 ) -> list[_R]:
     """Return ``[function(item) for item in items]``, done by the ranks.
 
@@ -42,6 +46,10 @@ def map(
     errors : {"raise", "return"}
         End with the first error, or have the exception as the result of its item and go on.  It has no
         traceback; one that cannot travel is a `RuntimeError` with its class and text.
+    timeout : float, optional
+        Seconds for one item.  Then the function is interrupted there (`KeyboardInterrupt`, by SIGALRM), and
+        its item raises `TimeoutError`; the rank goes on with the next.  Code that does not return to Python
+        cannot be interrupted: 5 s later its rank is ended, and so is the map, whatever `errors` says.
 
     Returns
     -------
@@ -53,14 +61,14 @@ def map(
     TypeError
         `function` cannot be called, or `items` has no items.
     ValueError
-        `errors` is neither.
+        `errors` is neither, or `timeout` is not positive.
     UnpicklableError
         An item cannot travel; it is named, and none is begun.
     ParallelError
         The function raised, a result cannot travel, or a rank died: rank and item of the first failure are in
-        the message.  No other item is begun.
+        the message.  No other item is begun.  ``.result`` has the results of items that are done, by index.
     KeyboardInterrupt
-        It was interrupted.
+        It was interrupted; the text says how many items were done, and ``.result`` has their results.
     BusyError
         The ranks run something else.
     RuntimeError
@@ -77,19 +85,64 @@ def map(
     >>> nbparallel.map(len, ["a", "bb"])  # doctest: +SKIP
     [1, 2]
     """
+    chosen = ItemMap(function, items, *more, progress=progress, errors=errors, timeout=timeout)
+    with chosen, _session() as (session, sink):
+        return chosen.results(partial(session.perform, chosen.make, sink, chosen))
+
+
+def imap(
+    function: Callable[[_T], _R],
+    items: Iterable[_T],
+    *more: Iterable[Any],
+    ordered: bool = True,
+    progress: bool = True,
+    errors: str = "raise",
+    timeout: float | None = None,
+) -> Iterator[_R]:
+    """Return an iterator over results of `map`, each as soon as it is there.
+
+    The ranks begin with the first ``next``, and go on while the caller uses a result; until they have done
+    all items they are busy.  Leaving the loop ends their work, as the notebook's stop button does.
+
+    Parameters
+    ----------
+    ordered : bool
+        Yield results in the order of the items; or as they come, which of them first being chance.
+
+    Other parameters and errors are those of `map`; an error comes behind the results before it, and its
+    ``.result`` has those that were not yielded.
+
+    Examples
+    --------
+    >>> for length in nbparallel.imap(len, ["a", "bb"]):  # doctest: +SKIP
+    ...     print(length)
+    1
+    2
+    """
+    chosen = ItemMap(function, items, *more, progress=progress, errors=errors, timeout=timeout)
+
+    def results() -> Iterator[_R]:
+        with _session() as (session, sink):
+            yield from chosen.iterate(partial(session.begin, chosen, sink), ordered=ordered)
+
+    return results()
+
+
+@contextlib.contextmanager
+def _session() -> Iterator[tuple[Session, OutputSink]]:
+    """Return the notebook's session, or that of the script, or one for the block; and where output goes."""
     if sharing.current_store().client != 0:
         raise RuntimeError(
             "map is for the notebook; on a rank take a part of the items, as in dist.shard(items)"
         )
-    session: Session | None
     session, sink = running_sessions.current()
     if session is None:
         with Session() as fresh:
-            return fresh.map(function, items, *more, progress=progress, errors=errors)
-    if sink is None:
-        return session.map(function, items, *more, progress=progress, errors=errors)
-    try:
-        with ItemMap(function, items, *more, progress=progress, errors=errors) as chosen:
-            return chosen.results(session.perform(chosen.make, sink, chosen).values)
-    finally:
-        sink.finish()  # before an error is shown; the session has done so unless it could not start
+            yield fresh, LineSink()
+    elif sink is None:
+        yield session, LineSink()
+    else:
+        try:
+            yield session, sink
+        finally:
+            sink.finish()  # before an error is shown; the session has done so unless it could not start

@@ -11,7 +11,7 @@ import importlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -473,26 +473,49 @@ class Session:
 
     @without_frames()
     def map(
+        self, function: Callable[[_T], _R], items: Iterable[_T], *more: Iterable[Any], **options: Any
+    ) -> list[_R]:
+        """Return ``[function(item) for item in items]``, done by the ranks; as `nbparallel.map`."""
+        with ItemMap(function, items, *more, **options) as chosen:
+            return chosen.results(partial(self.perform, chosen.make, LineSink(), chosen))
+
+    def imap(
         self,
         function: Callable[[_T], _R],
         items: Iterable[_T],
         *more: Iterable[Any],
-        progress: bool = True,
-        errors: str = "raise",
-    ) -> list[_R]:
-        """Return ``[function(item) for item in items]``, done by the ranks; as `nbparallel.map`."""
-        with ItemMap(function, items, *more, progress=progress, errors=errors) as chosen:
-            return chosen.results(self.perform(chosen.make, LineSink(), chosen).values)
+        ordered: bool = True,
+        **options: Any,
+    ) -> Iterator[_R]:
+        """Return an iterator over ``function(item) for item in items``; as `nbparallel.imap`."""
+        chosen = ItemMap(function, items, *more, **options)
+        return chosen.iterate(partial(self.begin, chosen, LineSink()), ordered=ordered)
 
     def perform(
         self, make: TaskFactory, sink: OutputSink | None = None, watch: TaskWatch | None = None
     ) -> CellResult:
         """Perform a task on all ranks; `watch` follows it."""
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            pool = self._ensure(interrupts)
-            request = self._tasks.prepare(pool, make, CellOptions(sink=sink), [], watch)
-            request.notes[:0] = self._ranks.take_notes()
-            return self._finish(self._tasks.launch(pool, request, interrupts), interrupts)
+            return self._finish(self._launch_task(make, sink, watch, interrupts), interrupts)
+
+    def begin(self, chosen: ItemMap, sink: OutputSink) -> PendingCell:
+        """Have the ranks do a map in the background."""
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
+            run = self._launch_task(chosen.make, sink, chosen, interrupts)
+            finish = partial(chosen.complete, partial(self._finish, run, interrupts))
+            return PendingCell(finish, interrupts, self._session_lock.release, run.output)
+
+    def _launch_task(
+        self,
+        make: TaskFactory,
+        sink: OutputSink | None,
+        watch: TaskWatch | None,
+        interrupts: InterruptCounter,
+    ) -> TaskRun:
+        pool = self._ensure(interrupts)
+        request = self._tasks.prepare(pool, make, CellOptions(sink=sink), [], watch)
+        request.notes[:0] = self._ranks.take_notes()
+        return self._tasks.launch(pool, request, interrupts)
 
     def restart(self, rank: int | None = None) -> None:
         """Restart one rank, or all, in a fresh process; the other ranks keep their variables."""

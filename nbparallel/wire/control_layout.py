@@ -278,12 +278,14 @@ class ItemRecord(NamedTuple):
     """Index of the item that it took last; -1: it has taken none."""
     done: int
     """How many it has done."""
+    began_ns: int = 0
+    """When the function began with it (`time.monotonic_ns`), if items have a time-out; 0: it does not run."""
 
     @classmethod
     def read(cls, words: memoryview, layout: Layout, rank: int) -> ItemRecord:
         """Return how far `rank` is; it writes the task after it has cleared the other words."""
-        task, current, done = words[(w := layout.rank_word(rank, ITEMS)) : w + 3].tolist()
-        return cls(task, current - 1, done)
+        task, current, done, began = words[(w := layout.rank_word(rank, ITEMS)) : w + 4].tolist()
+        return cls(task, current - 1, done, began)
 
 
 class LockRecord(NamedTuple):

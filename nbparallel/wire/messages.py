@@ -137,6 +137,10 @@ class CallTask(Task):
     """How many items, if they are of ``(function, items)``; then a pipe of `TICKET` records comes along."""
     return_errors: bool = False
     """Whether what the function raises for an item is its result."""
+    item_seconds: float | None = None
+    """How long one item may take."""
+    send_seconds: float = 0.0
+    """After so long, and at its end, a rank sends the results that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,12 +339,12 @@ class Stream(Message):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPart(Message):
-    """A part of an observer's log of a cell, sent before it became large."""
+    """A part of an observer's log of a cell, sent before it became large; of a map, results so far."""
 
     number: int
     """The task's number."""
     observer: str
-    """Its module."""
+    """Its module; empty: it is a map."""
     log: Any
     """The part."""
 

@@ -43,7 +43,7 @@ def test_it_starts_the_ranks(shared_kernel: Kernel) -> None:
 
 @pytest.mark.slow
 def test_the_bar_is_tqdm_s_own(shared_kernel: Kernel) -> None:
-    """In a notebook it is tqdm's widget, which ends at all items."""
+    """In a notebook it is tqdm's widget, and at the end, also when saved, text; on ranks it is text."""
     kernel = shared_kernel
     if kernel.run("import tqdm, ipywidgets").status != "ok":
         pytest.skip("tqdm is not installed in the kernel")
@@ -52,6 +52,11 @@ def test_the_bar_is_tqdm_s_own(shared_kernel: Kernel) -> None:
     assert outcome.status == "ok", outcome.traceback
     assert any("application/vnd.jupyter.widget-view+json" in data for data in outcome.displays)
     assert outcome.stderr == ""
+    last = [message.content["data"] for message in outcome.messages if message.kind == "update_display_data"]
+    assert [list(data) for data in last] == [["text/plain"]]
+    assert re.fullmatch(r"6 of 6, \S+ m?s", last[0]["text/plain"])
+    outcome = kernel.run("%%parallel -r 0\nfrom tqdm.notebook import tqdm\nfor i in tqdm(range(40)): pass")
+    assert "40/40" in outcome.stderr
 
 
 @pytest.mark.slow

@@ -167,8 +167,6 @@ class RankHandle:
         """Number of the task that it runs or ran last."""
         self.busy = False
         self.memory = RankMemory()
-        self.observed: list[ObservedPart] = []
-        """Parts of the log of a checked cell that came before its end."""
         """Shared memory that the rank had made when it ended its last task."""
         self.sent_strategy = 0
         """Generation of the choice of sharing strategies that was sent to it; see `registry.generation`."""
@@ -287,9 +285,7 @@ class RankHandle:
             self._drain_pipes()
             self.busy, self.memory = False, message.memory
             self._post(self, message)
-        elif isinstance(message, ObservedPart):
-            self.observed.append(message)
-        elif isinstance(message, InputRequest):
+        elif isinstance(message, ObservedPart | InputRequest):
             self._drain_pipes()
             self._post(self, message)
         elif isinstance(message, NamespaceReport | Completions):

@@ -145,7 +145,22 @@ class PendingCell:
 
 
 LONGEST_WAIT = 1.0
-"""Seconds between two looks whether the ranks are free, which is notified."""
+"""Seconds between two looks whether the ranks are free, or a cell has ended, which is notified."""
+
+
+def wait_for_end(pending: PendingCell) -> None:
+    """Wait until a cell has ended; an interrupt is sent to its ranks."""
+    while not pending.done():
+        try:
+            pending.wait(LONGEST_WAIT)
+        except KeyboardInterrupt:
+            pending.cancel()
+
+
+def end_cell(pending: PendingCell) -> None:
+    """Interrupt a cell that has not ended, and wait until it has."""
+    if pending.cancel():
+        wait_for_end(pending)
 
 
 class QueuedCell(PendingCell):

@@ -6,7 +6,8 @@
     ItemMap.make     function and items, pickled
                      tickets: numbers of chunks, in a pipe  ──►  takes one, calls the function for its items,
     ItemMap.look     draws the bar, from the control segment ◄──  counts them and pickles the results
-    ItemMap.results  puts them in order                      ◄──  the pipe is empty: tickets and results
+    ItemMap.take     keeps them, `iterate` yields them       ◄──  every now and then: tickets and results
+    ItemMap.results  puts them in order                      ◄──  the pipe is empty; it failed: what is left
 
 No rank waits for another one or for the kernel: the pipe was filled and closed before the first rank reads.
 """
@@ -17,27 +18,31 @@ import contextlib
 import fcntl
 import io
 import os
+import queue
 import reprlib
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.errors import UnpicklableError
+from nbparallel.errors import ParallelError, UnpicklableError
 from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.elastic_pool import TaskPool
-from nbparallel.session.results import RemoteValue
+from nbparallel.session.results import CellResult, RemoteValue
+from nbparallel.session.tasks.cell_queue import PendingCell, end_cell
 from nbparallel.sharing.memory.memory_limits import descriptor_error
+from nbparallel.transfer import pickling
 from nbparallel.transfer.pickled_items import dump_item, load_item
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import TICKET, ItemRecord
 from nbparallel.wire.messages import CallTask, Task
+from nbparallel.wire.units import seconds_text
 
 # ProgressBar: tqdm's own, in a notebook or a terminal; without tqdm a line that is written again.
 
@@ -49,7 +54,8 @@ class ProgressBar:
     """How many of `total` items are done; owned by the thread that waits for them."""
 
     def __init__(self, total: int) -> None:
-        self._shown, self._refreshed = 0, time.monotonic()
+        self._total, self._shown, self._began = total, 0, time.monotonic()
+        self._refreshed = self._began
         self._bar: Any = None
         with self._warning():
             self._bar = make_bar(total)
@@ -66,11 +72,14 @@ class ProgressBar:
                 self._refreshed = now
 
     def close(self) -> None:
-        """Leave the bar as it is (idempotent)."""
+        """Leave what is done, and how long it took, as text: what is saved is the last state (idempotent)."""
         with self._warning():
             bar, self._bar = self._bar, None
             if bar is not None:
                 bar.close()
+                if hasattr(bar, "leave_text"):
+                    seconds = seconds_text(time.monotonic() - self._began)
+                    bar.leave_text(f"{self._shown:,} of {self._total:,}, {seconds}")
 
     @contextlib.contextmanager
     def _warning(self) -> Any:
@@ -99,13 +108,16 @@ class _Line:
         pass  # it shows no time
 
     def close(self) -> None:
-        if self._written:
-            sys.stderr.write("\n")
+        pass
+
+    def leave_text(self, text: str) -> None:
+        sys.stderr.write(f"\r{text}\n")
 
 
 def make_bar(total: int) -> Any:
     """Return a bar of tqdm, or a line of text where that is not installed."""
     try:
+        from tqdm import std
         from tqdm.auto import tqdm
     except ImportError:
         return _Line(total)
@@ -113,11 +125,21 @@ def make_bar(total: int) -> Any:
     kind: Any = type("MapBar", (tqdm,), {"monitor_interval": 0})
     if not hasattr(tqdm, "_lock"):  # tqdm's own would be a semaphore for several processes
         kind.set_lock(threading.RLock())
-    return kind(total=total)
+    if tqdm.status_printer is std.tqdm.status_printer:  # text, which ends as it is
+        return kind(total=total)
+    from IPython.display import display
+
+    bar = kind(total=total, display=False)
+    show: Any = display  # a widget, whose saved text would be that of its first state
+    handle = show(bar.container, display_id=True)
+    bar.leave_text = lambda text: handle.update({"text/plain": text}, raw=True)
+    return bar
 
 
 LOOK_SECONDS = 0.1
 """Between two looks at how far the ranks are."""
+SEND_SECONDS = 0.05
+"""Between two messages with results of one rank, if nobody waits for each: one takes some 0.1 ms here."""
 PARTS = 256
 """A chunk has one in so many of the items that are left: arbitrary, as long as it is many times the ranks."""
 SMALLEST_PIPE = 4096
@@ -155,17 +177,28 @@ class ItemMap:
         Whether to show how many items are done.
     errors : {"raise", "return"}
         What becomes of an error of the function.
+    timeout : float, optional
+        Seconds that the function may take for an item.
 
     Attributes
     ----------
     fds : tuple of int
         They travel with the task.
+    done : dict
+        Index of an item -> its result, as far as results have arrived.
     """
 
     look_seconds = LOOK_SECONDS
+    overdue = "ended: the item's time-out had passed, and its code did not answer"
 
     def __init__(
-        self, function: Callable[[Any], Any], items: Any, *more: Any, progress: bool, errors: str
+        self,
+        function: Callable[[Any], Any],
+        items: Any,
+        *more: Any,
+        progress: bool = True,
+        errors: str = "raise",
+        timeout: float | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(f"map needs a function to call, not {type(function).__name__}")
@@ -179,7 +212,9 @@ class ItemMap:
             raise TypeError(f"map needs items to call the function with, as a list has them, not {what}")
         if errors not in ("raise", "return"):
             raise ValueError(f"errors must be 'raise' or 'return', not {errors!r}")
-        self._return_errors = errors == "return"
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout must be seconds for an item, not {timeout!r}")
+        self._return_errors, self._timeout = errors == "return", timeout
         by_index = type(items) is range or (type(items) is np.ndarray and not items.dtype.hasobject)
         self._items = cast(Sequence[Any], items if by_index else list(items))
         self._function, self._by_index, self.count = function, by_index, len(self._items)
@@ -189,6 +224,11 @@ class ItemMap:
         self._broker: Any = None
         self._tickets: io.FileIO | None = None
         self.fds: tuple[int, ...] = ()
+        self.done: dict[int, Any] = {}
+        self._send_seconds = SEND_SECONDS
+        self._received, self._yielded = set[int](), 0
+        self._lost: Exception | None = None
+        self._arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
@@ -218,7 +258,8 @@ class ItemMap:
         if self._progress:
             self._bar = ProgressBar(self.count)
         self._number = number
-        task = CallTask(number, ranks, (), True, None, pickled.data, self.count, self._return_errors)
+        how = self._return_errors, self._timeout, self._send_seconds
+        task = CallTask(number, ranks, (), True, None, pickled.data, self.count, *how)
         return task, (pickled, held)
 
     def _fill_pipe(self) -> None:
@@ -242,14 +283,18 @@ class ItemMap:
         finally:
             os.close(writing)
 
-    def look(self, control: ControlView) -> None:
-        """Show how many items are done."""
+    def look(self, control: ControlView) -> dict[int, float]:
+        """Show how many items are done; return for how long ranks are beyond the time-out of their items."""
         now = time.monotonic()
-        if self._bar is None or now - self._looked < LOOK_SECONDS:
-            return
+        if now - self._looked < LOOK_SECONDS:
+            return {}
         self._looked = now
-        records = [_record(control, rank) for rank in range(control.world_size)]
-        self._bar.show(sum(record.done for record in records if record.task == self._number))
+        records = {rank: _record(control, rank) for rank in range(control.world_size)}
+        records = {rank: record for rank, record in records.items() if record.task == self._number}
+        if self._bar is not None:
+            self._bar.show(sum(record.done for record in records.values()))
+        due = now - (self._timeout or 0)
+        return {rank: due - record.began_ns / 1e9 for rank, record in records.items() if record.began_ns}
 
     def place(self, control: ControlView, rank: int) -> str:
         """Return the item that a rank took last, in words: ``item 7 ('abc')``."""
@@ -260,29 +305,92 @@ class ItemMap:
             return ""
         return f"item {record.current} ({_short(self._items[record.current])})"
 
-    def results(self, values: Iterable[Any]) -> list[Any]:
-        """Return the results in the order of the items, from what the ranks have sent."""
-        store = sharing.current_store()
-        chunks: dict[int, Any] = {}
-        for value in values:
+    def take(self, part: Any) -> None:
+        """Keep results that a rank has sent; what cannot be had here is an error at the end."""
+        try:
+            self._keep(pickling.loads(part, sharing.current_store(), broker=self._broker))
+        except Exception as error:  # noqa: BLE001  of the user's classes; or the rank, and its memory, are gone
+            self._lost = self._lost or error
+
+    def _keep(self, chunks: Mapping[int, Any]) -> None:
+        for ticket, chunk in chunks.items():
+            first, length = self._chunks[ticket]
+            name = f"the result of {_name(first, length)}"
+            loaded = load_item(chunk, sharing.current_store(), broker=self._broker, name=name)
+            for index, result in enumerate([loaded] if length == 1 else loaded, first):
+                if index not in self._received:
+                    self._received.add(index)
+                    self.done[index] = result
+                    self._arrived.put(index)
+
+    def complete(self, perform: Callable[[], CellResult]) -> CellResult:
+        """Have the ranks do it, and keep all results; an error gets those that are there (``.result``)."""
+        try:
+            result = perform()
+        except (ParallelError, KeyboardInterrupt) as error:
+            self._attach_results(error)
+            raise
+        for value in result.values:
             if isinstance(value, RemoteValue):
                 raise value.error or UnpicklableError(f"the results of rank {value.rank}: {value.reason}")
-            chunks |= value
-        missing = [chunk for ticket, chunk in enumerate(self._chunks) if ticket not in chunks]
+            self._keep(value)
+        if self._lost is not None:
+            raise self._lost
+        missing = [chunk for chunk in self._chunks if chunk[0] not in self._received]
         if missing:
             names = ", ".join(_span(*chunk) for chunk in missing[:5]) + " …" * (len(missing) > 5)
             raise RuntimeError(
                 f"map has no result of {names}: a process that is no rank took their turn from the ranks; "
                 "the function must not read descriptors that it has not opened"
             )
-        found: list[Any] = []
-        for ticket, (first, length) in enumerate(self._chunks):
-            name = f"the result of {_name(first, length)}"
-            loaded = load_item(chunks[ticket], store, broker=self._broker, name=name)
-            found += [loaded] if length == 1 else loaded
         if self._bar is not None:
             self._bar.show(self.count)
-        return found
+        return result
+
+    def _attach_results(self, error: ParallelError | KeyboardInterrupt) -> None:
+        """Have an error say how many items were done, and hold their results."""
+        result = getattr(error, "result", None)
+        if result is None:
+            return  # none was begun
+        for value in result.values:
+            if isinstance(value, dict):
+                with contextlib.suppress(Exception):  # what cannot be had here is not done
+                    self._keep(value)
+        error.result = dict(sorted(self.done.items()))  # type: ignore[union-attr]
+        done = f"{len(self._received)} of {self.count} items"
+        where = "`.result` of this error has their results, by index"
+        where += ", that were not yielded" if self._yielded else ""
+        if isinstance(error, ParallelError):
+            error.add_note(text := f"{done} are done: {where}")
+            error.rendering = (*error.rendering[:-1], text, *error.rendering[-1:])
+        else:
+            text = f"the map was interrupted when {done} were done: {where}"
+            error.args = (str(error).replace("the cell was interrupted", text),)
+
+    def results(self, perform: Callable[[], CellResult]) -> list[Any]:
+        """Have the ranks do it, and return the results in the order of the items."""
+        self.complete(perform)
+        return [self.done[index] for index in range(self.count)]
+
+    def iterate(self, begin: Callable[[], PendingCell], *, ordered: bool) -> Iterator[Any]:
+        """Yield results, in the order of the items or as they come; a caller that leaves ends the map."""
+        self._send_seconds = 0.0
+        with self:
+            pending = begin()
+            pending.add_done_callback(lambda _: self._arrived.put(None))
+            try:
+                for arrived in iter(self._arrived.get, None):
+                    index = self._yielded if ordered else arrived
+                    while index in self.done:
+                        self._yielded += 1
+                        yield self.done.pop(index)
+                        index = self._yielded if ordered else index
+                pending.result()
+            except KeyboardInterrupt as stop:
+                end_cell(pending)
+                raise pending.exception() or stop from None
+            finally:
+                end_cell(pending)
 
 
 def _record(control: ControlView, rank: int) -> ItemRecord:

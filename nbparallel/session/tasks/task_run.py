@@ -35,7 +35,7 @@ from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.wire.control import IMPORT_SECONDS, ControlView
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.messages import CellTask, InputReply, InputRequest, Outcome, Task
+from nbparallel.wire.messages import CellTask, InputReply, InputRequest, ObservedPart, Outcome, Task
 
 GATHER_SECONDS = 0.15
 """Time that a first question waits for those of other ranks, all of which are refused; arbitrary."""
@@ -174,7 +174,7 @@ class InterruptEscalation:
         """Act on the user's interrupt number `count`."""
         self.interrupted = True
         if count >= 3:
-            self._kill_all(running)
+            self.end(running)
             return
         stuck = [handle.rank for handle in running if handle.busy]  # the answers of others are being read
         if count == 2 and stuck:
@@ -198,10 +198,10 @@ class InterruptEscalation:
                 self._send(handle)
         wanted = self.interrupted or self.timed_out
         if wanted and self._since is not None:
-            self._kill_all([each for each in running if now - self._since >= self._limit(each.rank)])
+            self.end([each for each in running if now - self._since >= self.limit(each.rank)])
 
-    def _limit(self, rank: int) -> float:
-        """Return how long after the first interrupt a rank is killed."""
+    def limit(self, rank: int) -> float:
+        """Return how many seconds after the first interrupt a rank is killed."""
         importing, ended = self._control.read_progress(rank)
         if ended == self._task:
             return REPORT_SECONDS
@@ -225,7 +225,7 @@ class InterruptEscalation:
         self._control.write_interrupt(handle.rank, self._task, sequence)
         handle.signal(signal.SIGINT)
 
-    def _kill_all(self, running: Sequence[RankHandle]) -> None:
+    def end(self, running: Sequence[RankHandle], because: str = UNANSWERED) -> None:
         """Kill ranks that do not answer; their ends arrive as events."""
         asked = [handle for handle in running if handle.rank not in self._killed]
         self._killed.update(handle.rank for handle in asked)
@@ -239,7 +239,7 @@ class InterruptEscalation:
                 self._note(f"{rank_list(ended)} did not answer the interrupt and {was} ended")
 
         for handle in asked:
-            handle.kill_unless_answered(self._task, UNANSWERED, partial(note, handle.rank))
+            handle.kill_unless_answered(self._task, because, partial(note, handle.rank))
 
 
 TaskFactory: TypeAlias = Callable[[TaskPool, int, tuple[int, ...]], tuple[Task, object]]
@@ -254,8 +254,17 @@ class TaskWatch(Protocol):
     fds: tuple[int, ...]
     """Descriptors that travel with the task."""
 
-    def look(self, control: ControlView) -> None:
-        """Look what the ranks say of themselves; called by the thread that waits for them."""
+    overdue: str
+    """Why a rank is ended that goes on for long after it should have stopped by itself."""
+
+    def look(self, control: ControlView) -> dict[int, float]:
+        """Look what the ranks say of themselves; return which should have stopped so many seconds ago.
+
+        It and `take` are called by the thread that waits for the ranks.
+        """
+
+    def take(self, part: Any) -> None:
+        """Take what a rank has sent before its end."""
 
     def place(self, control: ControlView, rank: int) -> str:
         """Return what a rank that failed was at, in words; nothing if that is not known."""
@@ -316,6 +325,8 @@ class TaskRun:
         self.outcomes: dict[int, Outcome] = {}
         self.deaths: dict[int, RankDeath] = {}
         self._questions: list[Question] = []
+        self._parts: list[ObservedPart] = []
+        """Of logs of observers, sent before the end."""
 
     @property
     def rank_pool(self) -> RankPool:
@@ -325,14 +336,9 @@ class TaskRun:
 
     def findings(self) -> dict[str, Any]:
         """Return what the cell's observers conclude from what ranks have sent of their logs."""
-        parts = [part for handle in self.handles.values() for part in handle.observed]
-        for handle in self.handles.values():
-            handle.observed.clear()
         found = {}
         for observer in self.task.observers if isinstance(self.task, CellTask) else ():
-            logs = [
-                part.log for part in parts if (part.number, part.observer) == (self.request.number, observer)
-            ]
+            logs = [part.log for part in self._parts if part.observer == observer]
             ended = {rank: end.observed for rank, end in self.outcomes.items() if observer in end.observed}
             logs += [log[observer] for log in ended.values()]
             lost = sorted(set(self.request.ranks) - ended.keys())
@@ -368,7 +374,11 @@ class TaskRun:
         """Wait for one event, and act on it and on interrupts."""
         watch, seconds = self.request.watch, self.escalation.poll_seconds
         if watch is not None:
-            watch.look(self.control)
+            late = watch.look(self.control)
+            over = [
+                each for each in self.running if late.get(each.rank, -1) >= self.escalation.limit(each.rank)
+            ]
+            self.escalation.end(over, watch.overdue)
             seconds = watch.look_seconds if seconds is None else min(seconds, watch.look_seconds)
         event = self.pool.next_event(seconds)  # an interrupt ends this wait as well
         if event is not None:
@@ -391,6 +401,11 @@ class TaskRun:
                 self.escalation.record_failure()
         elif isinstance(message, InputRequest) and message.task == self.request.number:
             self._questions.append((handle, message))
+        elif isinstance(message, ObservedPart) and message.number == self.request.number:
+            if self.request.watch is None:
+                self._parts.append(message)
+            else:
+                self.request.watch.take(message.log)
         elif isinstance(message, RankDeath):
             self.deaths.setdefault(handle.rank, message)
             self.escalation.record_failure()

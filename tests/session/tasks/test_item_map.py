@@ -371,3 +371,144 @@ def test_an_operation_in_a_function_that_is_sent(two: Session) -> None:
         advised = str(caught.value).split("write `")[1].split("` in it")[0]
         exec(f"def follows(item):\n    {advised}\n    value = {name}\n    return {right}", names)
         assert two.map(names["follows"], [1]) == [True], "what the error says to write, and nothing else"
+
+
+def test_an_error_has_what_was_done(two: Session) -> None:
+    """Errors and interrupts hold finished results by index, also those of a chunk, and say how many."""
+
+    def work(item: int) -> int:
+        if item == 2:
+            wait_until(lambda: go_on[0])
+            raise LookupError("two")
+        go_on[0] = item >= 7
+        return item * item
+
+    for count in (10, 2000):  # one by one; several at a time
+        go_on = nbp.zeros(1)
+        with pytest.raises(ParallelError, match="LookupError") as caught:
+            two.map(work, range(count), progress=False)
+        done = caught.value.result
+        assert {0: 0, 1: 1, 7: 49}.items() <= done.items()
+        assert 2 not in done
+        assert caught.value.__notes__[0].startswith(f"{len(done)} of {count} items are done")
+        assert caught.value.__notes__[0] in caught.value.rendering
+
+    begun = nbp.zeros(1)
+
+    def press() -> None:
+        wait_until(lambda: begun[0])
+        two.interrupt()
+
+    def stay(item: int) -> int:
+        if item == 3:
+            begun[0] = 1
+            time.sleep(30)
+        return -item
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(
+        KeyboardInterrupt, match=r"map was interrupted when \d+ of 9 items were done"
+    ) as stopped:
+        two.map(stay, range(9), progress=False)
+    presser.join()
+    result = stopped.value.result  # type: ignore[attr-defined]
+    assert {0: 0, 1: -1, 2: -2}.items() <= result.items()
+    assert 3 not in result
+
+
+def test_an_item_has_a_time_out(two: Session) -> None:
+    """It is interrupted where it is, its rank goes on with the next; code that swallows it is hit again."""
+
+    def work(item: int) -> int:
+        deaf = item == 4
+        while item >= 3:
+            try:
+                time.sleep(0.01)
+            except KeyboardInterrupt:
+                if not deaf:
+                    raise
+                deaf = False
+        return item
+
+    found = two.map(work, range(5), errors="return", timeout=0.1, progress=False)
+    assert found[:3] == [0, 1, 2]
+    assert [type(error) for error in found[3:]] == [TimeoutError] * 2
+    with pytest.raises(
+        ParallelError, match=r"TimeoutError on rank [01], item 3 \(3\), line \d+.* of 0\.1 s"
+    ) as c:
+        two.map(work, range(4), timeout=0.1, progress=False)
+    assert c.value.result == {0: 0, 1: 1, 2: 2}
+    with pytest.raises(ValueError, match="timeout must be seconds for an item, not -1"):
+        two.map(abs, [1], timeout=-1)
+    handlers = two.call(lambda: __import__("signal").getsignal(14))
+    assert handlers == [signal.SIG_DFL] * 2, "the alarm is the user's again"
+
+
+@pytest.mark.slow
+def test_an_item_that_cannot_be_interrupted_ends_with_its_rank(two: Session) -> None:
+    """C code that does not return: its rank is ended, the item is named, the next map has all ranks."""
+    with pytest.raises(
+        ParallelError, match=r"rank [01] .*at item 2 \(1000000000000\).*time-out had passed"
+    ) as c:
+        two.map(lambda item: sum(range(item)), [1, 2, 10**12, 4], errors="return", timeout=0.2)
+    assert c.value.result[3] == 6
+    assert two.map(abs, [-1, -2]) == [1, 2]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_results_come_one_after_the_other(two: Session, ordered: bool) -> None:
+    """`imap` yields a result when it is there, in the order of the items or as they come."""
+    go_on = nbp.zeros(1)
+
+    def work(item: int) -> int:
+        wait_until(lambda: item or go_on[0])
+        return item
+
+    found = two.imap(work, range(4), ordered=ordered, progress=False)
+    if not ordered:
+        assert [next(found) for _ in range(3)] == [1, 2, 3]
+    go_on[0] = 1
+    assert list(found) == (list(range(4)) if ordered else [0])
+    assert two.map(abs, [-1]) == [1], "the ranks are free"
+
+
+def test_who_leaves_the_loop_ends_the_map(two: Session) -> None:
+    """After `break` the ranks are free; an error comes behind the results before it."""
+    begun = nbp.zeros(50)
+
+    def work(item: int) -> int:
+        begun[item] = 1
+        time.sleep(0.02)
+        return 6 // (3 - item)
+
+    for found in two.imap(work, range(50), errors="return", progress=False):
+        assert found == 2
+        break
+    assert two.map(abs, [-1]) == [1]
+    assert begun.sum() < 25
+    results = two.imap(work, range(50), progress=False)
+    assert [next(results) for _ in range(3)] == [2, 3, 6]
+    with pytest.raises(ParallelError, match=r"ZeroDivisionError.*item 3"):
+        next(results)
+
+
+def test_an_interrupt_ends_an_imap(two: Session) -> None:
+    """In the wait for a result it raises KeyboardInterrupt, with what was not yielded; the ranks are free."""
+    begun = nbp.zeros(1)
+
+    def work(item: int) -> int:
+        if item == 1:
+            wait_until(lambda: begun[0])
+            os.kill(parent, signal.SIGINT)
+            time.sleep(30)
+        begun[0] = begun[0] or item == 2
+        return item
+
+    parent = os.getpid()
+    results = two.imap(work, range(3), progress=False)
+    assert next(results) == 0
+    with pytest.raises(KeyboardInterrupt, match=r"2 of 3 items were done: .*not yielded") as caught:
+        next(results)
+    assert caught.value.result == {2: 2}  # type: ignore[attr-defined]
+    assert two.map(abs, [-1]) == [1]
