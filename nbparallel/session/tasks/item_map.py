@@ -139,7 +139,7 @@ def make_bar(total: int) -> Any:
 LOOK_SECONDS = 0.1
 """Between two looks at how far the ranks are."""
 SEND_SECONDS = 0.05
-"""Between two messages with results of one rank, if nobody waits for each: one takes some 0.1 ms here."""
+"""Between two messages with results of one rank, if it is not `imap`: one takes some 0.1 ms here."""
 PARTS = 256
 """A chunk has one in so many of the items that are left: arbitrary, as long as it is many times the ranks."""
 SMALLEST_PIPE = 4096
