@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from nbparallel.errors import (
-    CellTimeoutError,
     InternalError,
     NbParallelError,
     ParallelError,
@@ -127,8 +126,8 @@ class ErrorRendering:
     no error for papermill.  And it shows a SyntaxError that a magic raises with every frame of the magic.
     """
 
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
+    def __init__(self, shell: Any, debug: Callable[[Mapping[int, RankFailure]], None]) -> None:
+        self._shell, self._debug_rank = shell, debug
         self._previous: tuple[type[BaseException], ...] = ()
         self._previous_handler: Any = None
 
@@ -151,19 +150,15 @@ class ErrorRendering:
                 delattr(self._shell, name)
 
     def _debug(self, force: bool = False) -> None:
-        """Name the alternative, if ``%debug`` is used on an error whose frames are on ranks."""
+        """Open ``%debug`` on the rank of the last error, if its frames are on ranks."""
         error = getattr(sys, "last_value", None)
-        stopped = isinstance(error, (KeyboardInterrupt, CellTimeoutError)) and hasattr(error, "failures")
-        if not isinstance(error, _OURS) and not stopped:
+        if failures := getattr(error, "failures", None):
+            if force or self._shell.call_pdb:
+                self._debug_rank(failures)
+        elif not isinstance(error, _OURS):
             type(self._shell).debugger(self._shell, force)
         elif force:
-            what, shown = (
-                ("cell was stopped", "where each was") if stopped else ("error was", "the tracebacks")
-            )
-            raise UsageError(
-                f"%debug: the {what} on ranks, and the notebook has no frames of it: put breakpoint() into "
-                f"the cell, on one rank; %parallel_tb shows {shown}"
-            )
+            raise UsageError("%debug: the error was on ranks, and no code of the cell was running")
 
     def _show(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
         """Show an error that a `ParallelError` is a part of: that with its own text, the rest as IPython."""
@@ -171,7 +166,10 @@ class ErrorRendering:
         kind, error, _ = exc_tuple or sys.exc_info()
         handled = isinstance(error, (SyntaxError, UsageError)) or options.get("exception_only")
         if error is None or handled or not _follows_ours(error):
+            former: Any = getattr(sys, "last_value", None)
             type(shell).showtraceback(shell, exc_tuple, *args, **options)
+            if isinstance(error, UsageError) and hasattr(former, "failures"):  # %debug is still about that
+                sys.last_type, sys.last_value, sys.last_traceback = type(former), former, former.__traceback__
             return
         chain = _chain(error)
         sys.last_type, sys.last_value, sys.last_traceback = kind, error, error.__traceback__

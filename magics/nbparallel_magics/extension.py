@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 from nbparallel_magics.completion import RankCompleter
 from nbparallel_magics.error_display import ErrorRendering
 from nbparallel_magics.magics import ParallelMagics
+from nbparallel_magics.post_mortem import debug_rank
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views.introspection import RankIntrospection
 
@@ -23,7 +25,7 @@ def load(shell: Any) -> None:
         state = ExtensionState(shell)
         magics = ParallelMagics(state)
         introspection = RankIntrospection(shell, state.running_session)
-        parts = RankCompleter(state), introspection, ErrorRendering(shell), state
+        parts = RankCompleter(state), introspection, ErrorRendering(shell, partial(debug_rank, state)), state
         shell.register_magics(magics)
         for part in parts:
             part.install()
@@ -57,6 +59,7 @@ def unload(shell: Any) -> None:
         for name in magics.magics[kind]:
             if getattr(manager.magics[kind].get(name), "__self__", None) is magics:
                 del manager.magics[kind][name]
+    manager.magics["line"].setdefault("debug", manager.registry["ExecutionMagics"].debug)
     shell.configurables.remove(magics)  # IPython's Magics puts itself there
     manager.registry.pop(type(magics).__name__, None)
     for part in parts:

@@ -238,6 +238,15 @@ TRACEBACK = MagicParser(
     "%parallel_tb -r 2",
 )
 TRACEBACK.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only of these ranks")
+DEBUG = MagicParser(
+    "%debug",
+    "After a cell that failed on ranks: open a debugger (pdb) in the frames of the rank that failed first,\n"
+    "or of the rank of -r.  Its prompt names the rank; q ends it, and so does an interrupt.  Operations\n"
+    "between ranks are refused there.  A rank keeps its frames until its next cell, if they hold at most\n"
+    "256 MiB.  After other errors, and with code, this is IPython's own %debug.",
+    "%debug\n%debug -r 2",
+)
+DEBUG.add_argument("-r", "--ranks", type=arguments.ranks, metavar="R", help="the rank")
 RACES = MagicParser(
     "%parallel_races",
     "Show again what --check-races has found in the last cell, and return it: its `races` are empty without\n"

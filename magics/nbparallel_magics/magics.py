@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import TYPE_CHECKING, NoReturn
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import (
+    Magics,
+    line_cell_magic,
+    line_magic,
+    magics_class,
+    needs_local_scope,
+    no_var_expand,
+)
 from IPython.display import display
 
 from nbparallel.errors import NO_RANKS, labelled_ranks, rank_list
@@ -17,6 +25,7 @@ from nbparallel_magics import run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.error_display import brief_errors, full_tracebacks
 from nbparallel_magics.output import cell_views
+from nbparallel_magics.post_mortem import debug_rank
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, timeline
@@ -201,6 +210,21 @@ class ParallelMagics(Magics):
 
         chosen, session = self.state.configuration, self.state.running_session()
         display(examine(chosen.start_method, read_in_place=chosen.read_in_place, session=session))
+
+    @line_magic
+    @needs_local_scope
+    @no_var_expand
+    @documented_by(flags.DEBUG)
+    def debug(self, line: str, local_ns: Any = None) -> None:
+        if not re.match(r"\s*(-r|--ranks)", line):
+            # IPython's own, which calls our `ErrorRendering` if there is no code
+            self.state.shell.magics_manager.registry["ExecutionMagics"].debug(line, None, local_ns)
+            return
+        ranks = flags.DEBUG.parse_line(line).ranks
+        failures = getattr(getattr(sys, "last_value", None), "failures", None) or self.state.failures
+        if not failures:
+            flags.DEBUG.error("no cell has failed on ranks yet")
+        debug_rank(self.state, failures, ranks)
 
     @line_magic
     @documented_by(flags.RACES)

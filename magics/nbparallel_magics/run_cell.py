@@ -120,6 +120,7 @@ def _run_on_ranks(
     options, shell = request.options, state.shell
     session.keep_messages = state.configuration.keep_messages
     session.read_in_place = state.configuration.read_in_place
+    session.keep_frames = state.configuration.keep_frames
     sink = _output(state, options)
     wanted: dict[str, Any] = {
         "ranks": ranks,

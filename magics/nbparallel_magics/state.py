@@ -60,6 +60,9 @@ class NbParallel(Configurable):
         help="Let ranks read each other's large private arrays where they lie, in one copy; else such arrays "
         "are copied into shared memory first.",
     ).tag(config=True)
+    keep_frames = Bool(
+        True, help="Have each rank keep the frames of its last failure until its next cell, for %debug."
+    ).tag(config=True)
     start_method = Enum(
         ("forkserver", "spawn"),
         "forkserver",
@@ -262,8 +265,10 @@ class ExtensionState:
                 self.notes.append(note)
 
     def _notebook_session(self) -> tuple[Session, CellOutput]:
+        session = self.session_for(None)
+        session.keep_frames = self.configuration.keep_frames
         # a reprint in rank order would take a progress bar away
-        return self.session_for(None), self.new_output("stream")
+        return session, self.new_output("stream")
 
     def remember(self, error: BaseException) -> None:
         """Keep for ``%parallel_tb`` an error's failures of ranks: why they failed, or where they were."""

@@ -381,13 +381,14 @@ class HostDispatcher(TaskDispatcher):
         options: CellOptions,
         notes: list[str],
         watch: TaskWatch | None = None,
+        ranks: tuple[int, ...] = (),
     ) -> TaskRequest:
         if watch is not None:
             raise HostBoundaryError(
                 "map divides its items among the ranks of one machine: on hosts, let each rank take "
                 "items[rank::world_size] in a cell"
             )
-        return super().prepare(pool, make, options, notes, watch)
+        return super().prepare(pool, make, options, notes, watch, ranks)
 
     def prepare_cell(self, pool: TaskPool, cell: str, options: CellOptions, *rest: Any) -> TaskRequest:
         if options.check_races:

@@ -1,4 +1,6 @@
-"""``breakpoint()`` on a rank: Python's debugger, which reads commands from the notebook's user.
+"""Python's debugger on a rank, which reads commands from the notebook's user.
+
+``breakpoint()`` opens it where it is called, ``%debug`` where the last cell failed (`FailureFrames`).
 
 ``set_trace()`` of pdb and of IPython is the same: their own would take an interrupt for a command, and the
 end of the questions for the end of the program.
@@ -12,22 +14,32 @@ from __future__ import annotations
 
 import bdb
 import cmd
+import code
+import contextlib
+import gc
 import io
 import os
 import pdb
+import re
 import sys
-from collections.abc import Callable
-from types import FrameType
+from collections.abc import Callable, Mapping
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 import IPython.core.debugger
+import numpy as np
+from IPython.core.error import UsageError
 
 import nbparallel
 from nbparallel.errors import InputRefusedError
-from nbparallel.wire.messages import CELL_FILE
+from nbparallel.errors.questions import traceback_of
+from nbparallel.sharing.tensors import tensor_types
+from nbparallel.transfer.cell_sources import label_of
+from nbparallel.wire.messages import CELL_FILE, MOST_FRAME_NBYTES
+from nbparallel.wire.units import size_text
 
 _OURS = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in (nbparallel, IPython))
-INSIDE = tuple(str(module.__file__) for module in (bdb, pdb, cmd))
+INSIDE = tuple(str(module.__file__) for module in (bdb, pdb, cmd, code))
 """Files of the debugger itself: no part of a user's traceback."""
 
 
@@ -78,8 +90,139 @@ class Breakpoints:
             self._used = False
 
 
+class FailureFrames:
+    """The frames of a rank's last failure, from its end to the next cell, for ``%debug`` and ``pdb.pm()``.
+
+    `ask` is the rank's ``input``, `variables` the cell's.
+
+    Attributes
+    ----------
+    failed_ns : int
+        When it failed (`RankFailure.time_ns`); 0: nothing is known of a failure.
+    nbytes : int
+        What its frames keep alive that no variable does.
+    """
+
+    def __init__(self, ask: Callable[[str], str], variables: Mapping[str, Any]) -> None:
+        self._ask, self._variables = ask, variables
+        self._trace: TracebackType | None = None
+        self.failed_ns = self.nbytes = 0
+        self._missing = ""
+
+    def install(self) -> None:
+        """Replace Python's own ``post_mortem``, which ``pdb.pm()`` calls, too."""
+        pdb.post_mortem = self.examine  # type: ignore[assignment]  # exceptions are for 3.13
+
+    def keep(self, error: BaseException, failed_ns: int) -> None:
+        """Keep the frames of a failure, unless they hold too much."""
+        trace, self.failed_ns = traceback_of(error), failed_ns
+        nbytes = _held_nbytes(error, trace, self._variables)
+        if nbytes > MOST_FRAME_NBYTES:
+            self._missing = (
+                f"its frames held {size_text(nbytes)}, and at most {size_text(MOST_FRAME_NBYTES)} are kept: "
+                "put breakpoint() into the cell, on one rank"
+            )
+        elif trace is not None:
+            self._trace, self.nbytes = trace, nbytes
+            sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+            sys.last_exc = error  # type: ignore[attr-defined]  # from 3.12 on
+
+    def release_ours(self) -> None:
+        """Clear the variables of the frames that called the user's: what ran the task has ended."""
+        frame = None if self._trace is None else _last(self._trace).tb_frame
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(_OURS):
+                with contextlib.suppress(RuntimeError):  # it runs: the rank's loop
+                    frame.clear()
+            frame = frame.f_back
+
+    def forget(self) -> None:
+        """Drop them."""
+        self._trace, self._missing, self.failed_ns, self.nbytes = None, "", 0, 0
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            vars(sys).pop(name, None)
+
+    def open(self, failed_ns: int) -> None:
+        """Examine the failure of that time.
+
+        Raises
+        ------
+        LookupError
+            Its frames were not kept, with the reason.
+        """
+        if self._trace is None or failed_ns != self.failed_ns:
+            known = self._missing if failed_ns == self.failed_ns else ""
+            raise LookupError(
+                known or "its frames are gone, with its next cell or a restart: run the cell again"
+            )
+        self.examine(self._trace)
+
+    def examine_last(self, force: bool = False) -> None:
+        """Examine the last failure: IPython's ``%debug`` on a rank."""
+        if force and self._trace is None:
+            raise UsageError(f"%debug: {self._missing or 'this rank has no frames of a cell that failed'}")
+        if force:
+            self.examine(self._trace)
+
+    def examine(self, failure: TracebackType | BaseException | None = None) -> None:
+        """Ask for commands in the frames of a failure, as ``pdb.post_mortem``; of that handled, if None."""
+        failure = sys.exception() if failure is None else failure
+        trace = traceback_of(failure) if isinstance(failure, BaseException) else failure
+        if trace is None:
+            raise ValueError("there is no traceback to debug")
+        RankDebugger(self._ask).examine(trace)
+
+
+def _last(trace: TracebackType) -> TracebackType:
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace
+
+
+_OPAQUE = (ModuleType, FunctionType, type, FrameType, TracebackType)
+"""What leads to whole modules, which live on."""
+_CONTAINERS = (bytes, bytearray, str, list, tuple, dict, set, frozenset)
+_MOST_OBJECTS = 200_000
+"""References that are followed: a tenth of a second.  For each other one a small object is counted."""
+_SMALL_NBYTES = 32
+
+
+def _held_nbytes(error: BaseException, trace: TracebackType | None, variables: Mapping[str, Any]) -> int:
+    """Return what the frames of an error keep alive that `variables` does not, about; runs no user code."""
+    queue: list[Any] = [error.args]
+    while trace is not None:
+        if trace.tb_frame.f_locals is not trace.tb_frame.f_globals:
+            queue += trace.tb_frame.f_locals.values()
+        trace = trace.tb_next
+    seen, nbytes = {id(_owner(value)) for value in list(variables.values())}, 0
+    for _ in range(_MOST_OBJECTS):
+        if not queue:
+            break
+        value = _owner(queue.pop())
+        kind = type(value)
+        if id(value) in seen or issubclass(kind, _OPAQUE) or kind.__module__.startswith("nbparallel"):
+            continue
+        seen.add(id(value))
+        if issubclass(kind, (np.ndarray, memoryview, *tensor_types())):
+            nbytes += value.nbytes
+        elif kind in _CONTAINERS:
+            nbytes += sys.getsizeof(value)
+        queue += gc.get_referents(value)
+    return nbytes + _SMALL_NBYTES * len(queue)
+
+
+def _owner(value: Any) -> Any:
+    """Return the array that has the memory of an array."""
+    while issubclass(type(value), np.ndarray) and issubclass(type(value.base), np.ndarray):
+        value = value.base
+    return value
+
+
+_CELL = re.compile(rf"{CELL_FILE}(\d+)-\d+>")
+
+
 class RankDebugger(pdb.Pdb):
-    """The debugger of one ``breakpoint()``."""
+    """The debugger of one ``breakpoint()`` or ``%debug``."""
 
     def __init__(self, ask: Callable[[str], str]) -> None:
         super().__init__(stdin=_Questions(ask), stdout=sys.stdout, nosigint=True, readrc=False)
@@ -106,6 +249,22 @@ class RankDebugger(pdb.Pdb):
         if self.quitting:
             sys.settrace(None)
             raise bdb.BdbQuit("the debugger was left with q")
+
+    def examine(self, trace: TracebackType) -> None:
+        """Ask for commands in the frames of a failure, until the user leaves."""
+        self.reset()
+        self.interaction(None, trace)
+
+    def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
+        """Return a frame's line, with the notebook's name of its cell."""
+        entry, name = super().format_stack_entry(frame_lineno, lprefix), frame_lineno[0].f_code.co_filename
+        return entry.replace(name, label_of(name) or _CELL.sub(r"In[\1]", name), 1)
+
+    def do_run(self, arg: str) -> None:
+        """Refuse to start the program again."""
+        self.error("there is nothing to restart: run the cell again")
+
+    do_restart = do_run
 
     def stop_here(self, frame: FrameType) -> bool:
         """Stop as the base class does, in the user's code only."""

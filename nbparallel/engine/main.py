@@ -34,7 +34,7 @@ from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, failures, tasks
 from nbparallel.engine import shell as shells
-from nbparallel.engine.debugger import Breakpoints
+from nbparallel.engine.debugger import Breakpoints, FailureFrames
 from nbparallel.engine.environment.settings import FollowedSettings
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
@@ -210,12 +210,15 @@ class Engine:
         self.input_requests.install()
         breakpoints = Breakpoints(self.input_requests.input)
         breakpoints.install()
+        frames = FailureFrames(self.input_requests.input, shell.user_ns)
+        frames.install()
         os.register_at_fork(before=output.flush)  # else a child would write the same text again
         environment.set_environment(configure)
         self._threads = environment.ThreadLimits(configure.usable_cpus, len(configure.place.ranks))
         settings = FollowedSettings()
         shell.attach(output, configure.colors)
         shell.after_statement = settings.settle
+        shell.debugger = frames.examine_last  # type: ignore[method-assign]
         shell.text_of_error = partial(failures.shown_text, shell=shell)
         interrupts = Interrupts(configure.rank)
         interrupts.install()
@@ -235,6 +238,7 @@ class Engine:
             broker=broker,
             interrupts=interrupts,
             breakpoints=breakpoints,
+            frames=frames,
             defaults=defaults,
             names=RankNames(shell.user_ns, sharing.current_store(), defaults=defaults.values),
             context=configure.context,
@@ -289,6 +293,7 @@ class Engine:
 
     def release_idle_memory(self) -> float | None:
         """Unmap memory that has been idle for long; return when to do so again, in milliseconds."""
+        self.state.frames.release_ours()
         seconds = sharing.current_store().tend()
         return None if seconds is None else 1000 * seconds + 1
 

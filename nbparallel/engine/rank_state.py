@@ -8,7 +8,7 @@ from typing import Any
 
 from nbparallel.channel.segment_client import SegmentClient
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.engine.debugger import Breakpoints
+from nbparallel.engine.debugger import Breakpoints, FailureFrames
 from nbparallel.engine.environment import Defaults
 from nbparallel.engine.environment.settings import FollowedSettings
 from nbparallel.engine.interrupts import Interrupts
@@ -35,6 +35,8 @@ class RankState:
     """Handler of SIGINT, armed while a task runs."""
     breakpoints: Breakpoints
     """``breakpoint()`` on this rank."""
+    frames: FailureFrames
+    """Those of its last failure."""
     defaults: Defaults
     """Predefined names."""
     names: RankNames

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,13 +30,14 @@ from nbparallel.transfer import pickling
 from nbparallel.transfer.cell_sources import label_of
 from nbparallel.transfer.pickled_items import dump_item, load_item
 from nbparallel.transfer.shown_values import show_value
-from nbparallel.wire.control_layout import ITEMS, TICKET
+from nbparallel.wire.control_layout import ITEMS, KEEP_FRAMES, TICKET
 from nbparallel.wire.inspection import DrawnNames, ShownValue
 from nbparallel.wire.messages import (
     CELL_FILE,
     CallTask,
     Cause,
     CellTask,
+    DebugTask,
     DrawTask,
     NamesTask,
     Outcome,
@@ -133,6 +135,8 @@ class TaskReport:
                 whose = "" if isinstance(error, UnpicklableError) else f"{class_name(error)}: "
                 problem, text = whose + text_of(error), text or _text_of(self._value)
         described = None if failure is None else failures.describe(failure, state)
+        if failure is not None and described is not None and _keeps_frames(state, task):
+            state.frames.keep(failure, described.time_ns)
         return Outcome(
             number=task.number,
             rank=state.rank,
@@ -150,7 +154,7 @@ class TaskReport:
             cpu_ns=time.process_time_ns() - self._cpu,
             notes=self.notes,
             applied=state.applied == task.number,
-            memory=_memory(),
+            memory=_memory(state.frames.nbytes),
             invalidates_epoch=state.communicator is not None and state.communicator.failed,
             timeline=self._timeline(),
             messages=None if state.communicator is None else state.communicator.messages,
@@ -195,11 +199,19 @@ def _text_of(value: Any) -> str:
         return ""
 
 
-def _memory() -> RankMemory:
+def _keeps_frames(state: RankState, task: Task) -> bool:
+    return runs_user_code(task) and state.control is not None and bool(state.control.words[KEEP_FRAMES])
+
+
+_DEBUGS = re.compile(r"%debug|\bpm\(|post_mortem|last_(?:exc|value|traceback)")
+"""What of a cell uses the frames of the failure before it."""
+
+
+def _memory(frames_nbytes: int) -> RankMemory:
     """Return what shared memory this rank has made."""
     own = [segment for segment in sharing.current_store().segments(fetched=False) if segment.own]
     if not own:
-        return RankMemory()
+        return RankMemory(frames_nbytes=frames_nbytes)
     used = [segment for segment in own if segment.phase != "pooled"]
     nbytes = sum(segment.nbytes for segment in used)
     largest = heapq.nlargest(MOST_SEGMENTS, used, attrgetter("nbytes"))
@@ -208,6 +220,7 @@ def _memory() -> RankMemory:
         len(used),
         nbytes,
         sum(segment.nbytes for segment in own) - nbytes,
+        frames_nbytes,
     )
 
 
@@ -241,8 +254,11 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
 
     A child that the code forked and that comes back here exits: it is no rank.
     """
+    if state.frames.failed_ns and runs_user_code(task) and not _DEBUGS.search(getattr(task, "source", "")):
+        state.frames.forget()
     report = TaskReport(state, task)
-    communicator = state.communicator
+    # what is typed into a debugger is no cell: operations refuse to begin
+    communicator = None if isinstance(task, DebugTask) else state.communicator
     uses: UsageHints | None = task.uses if isinstance(task, CellTask) else None
     hidden: dict[str, Any] | None = None
     own: frozenset[str] = frozenset()
@@ -361,6 +377,8 @@ def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskRepor
     elif isinstance(task, NamesTask):
         names = state.names
         report.succeed([name for name in state.defaults.user_names() if names.is_only_here(name)])
+    elif isinstance(task, DebugTask):
+        state.frames.open(task.failed_ns)
     elif not isinstance(task, DrawTask):  # which is answered by its report
         raise InternalError(f"unknown task {type(task).__name__}")
 

@@ -205,6 +205,7 @@ class Session:
 
     keep_messages: bool
     read_in_place: bool
+    keep_frames: bool = False  # for a notebook's %debug
 
     def __init__(
         self,
@@ -292,6 +293,7 @@ class Session:
         if pool is not before:
             running_sessions.add(self)
         self._tasks.read_in_place, self._tasks.keep_messages = self.read_in_place, self.keep_messages
+        self._tasks.keep_frames = self.keep_frames
         return pool
 
     @without_frames()
@@ -492,28 +494,31 @@ class Session:
         return chosen.iterate(partial(self.begin, chosen, LineSink()), ordered=ordered)
 
     def perform(
-        self, make: TaskFactory, sink: OutputSink | None = None, watch: TaskWatch | None = None
-    ) -> CellResult:
-        """Perform a task on all ranks; `watch` follows it."""
+        self, make: TaskFactory, sink: OutputSink | None = None, watch: TaskWatch | None = None,
+        ranks: tuple[int, ...] = (), timeout: float | None = None,
+    ) -> CellResult:  # fmt: skip
+        """Perform a task, on all ranks by default; `watch` follows it."""
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            return self._finish(self._launch_task(make, sink, watch, interrupts), interrupts)
+            options = CellOptions(sink=sink, timeout=timeout)
+            return self._finish(self._launch_task(make, options, watch, interrupts, ranks), interrupts)
 
     def begin(self, chosen: ItemMap, sink: OutputSink) -> PendingCell:
         """Have the ranks do a map in the background."""
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            run = self._launch_task(chosen.make, sink, chosen, interrupts)
+            run = self._launch_task(chosen.make, CellOptions(sink=sink), chosen, interrupts)
             finish = partial(chosen.complete, partial(self._finish, run, interrupts))
             return PendingCell(finish, interrupts, self._session_lock.release, run.output)
 
     def _launch_task(
         self,
         make: TaskFactory,
-        sink: OutputSink | None,
+        options: CellOptions,
         watch: TaskWatch | None,
         interrupts: InterruptCounter,
+        ranks: tuple[int, ...] = (),
     ) -> TaskRun:
         pool = self._ensure(interrupts)
-        request = self._tasks.prepare(pool, make, CellOptions(sink=sink), [], watch)
+        request = self._tasks.prepare(pool, make, options, [], watch, ranks)
         request.notes[:0] = self._ranks.take_notes()
         return self._tasks.launch(pool, request, interrupts)
 

@@ -42,6 +42,8 @@ RANK_LINES = LOCKS + LOCK_LINES
 ABANDONED_LINES = 16
 READ_IN_PLACE_OFF = 8
 """Index of the header's word with which the notebook has ranks not read each other's private memory."""
+KEEP_FRAMES = 9
+"""The same, with which it has them keep the frames of a failure."""
 HEADER_LINES = 1 + ABANDONED_LINES
 """The header; and locks that were abandoned in an earlier epoch."""
 (

@@ -16,6 +16,9 @@ CELL_FILE = "<ipython-input-"
 """How the file name of a cell's code begins on a rank, ``<ipython-input-2-7>``: IPython's oldest form, which
 numba's cache and other libraries know."""
 
+MOST_FRAME_NBYTES = 256 << 20
+"""What the frames of a rank's last failure may keep alive; arbitrary."""
+
 
 class Message:
     """Pickles as a call of its class: what a dataclass with slots does by itself takes five times as long.
@@ -192,6 +195,14 @@ class DrawTask(Task):
 
 
 @dataclass(frozen=True, slots=True)
+class DebugTask(Task):
+    """Have the user examine the frames of a failure."""
+
+    failed_ns: int
+    """Its `RankFailure.time_ns`."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankSegment(Message):
     """A segment that a rank made and has in use."""
 
@@ -209,7 +220,7 @@ class RankSegment(Message):
 
 @dataclass(frozen=True, slots=True)
 class RankMemory(Message):
-    """What shared memory a rank had made when it ended its last task."""
+    """What memory a rank had made, or held, when it ended its last task."""
 
     segments: tuple[RankSegment, ...] = ()
     """In use; of many the largest."""
@@ -219,6 +230,8 @@ class RankMemory(Message):
     """Their bytes."""
     pooled_nbytes: int = 0
     """Bytes that it keeps for reuse."""
+    frames_nbytes: int = 0
+    """What the frames of its last failure keep alive, shared or not."""
 
 
 @dataclass(frozen=True, slots=True)

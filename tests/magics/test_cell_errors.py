@@ -51,7 +51,6 @@ def test_errors_name_the_root_cause(notebook: Any) -> None:
     assert "Cell In[1], line 4\n    1 / 0\nZeroDivisionError: division by zero" in shown
     assert "run_cell_magic" not in shown + out.stderr
     assert "Cell In[1], line 4" in notebook.run("%parallel_tb").stdout
-    assert "put breakpoint() into the cell" in notebook.run("%debug").stderr
     for rank in (0, 3):
         out = notebook.run(f"%parallel_tb -r {rank}")
         assert out.stderr == f"UsageError: rank {rank} raised nothing; rank 2 did\n"
@@ -62,10 +61,7 @@ def test_errors_name_the_root_cause(notebook: Any) -> None:
 
 @pytest.mark.parametrize("kind", [CellTimeoutError, KeyboardInterrupt])
 def test_the_traceback_after_a_stop_shows_where_each_rank_was(notebook: Any, kind: type) -> None:
-    """`%parallel_tb` after a time-out or an interrupt; an interrupt before there was anything keeps it.
-
-    `%debug` names it, and does not open a debugger in the frames that waited for the ranks.
-    """
+    """`%parallel_tb` after a time-out or an interrupt; an interrupt before there was anything keeps it."""
     frame = FrameLine("In[1]", 3, "<module>", "time.sleep(60)")
     failure = RankFailure(1, 1, "KeyboardInterrupt", "", None, (), (frame,), Cause.INTERRUPT)
 
@@ -78,7 +74,6 @@ def test_the_traceback_after_a_stop_shows_where_each_rank_was(notebook: Any, kin
     assert isinstance(notebook.run("%%parallel -n 2\ntime.sleep(60)").error, kind)
     shown = notebook.run("%parallel_tb -r 1").stdout
     assert "[rank 1]\nCell In[1], line 3\n    time.sleep(60)\nKeyboardInterrupt" in shown
-    assert "%parallel_tb shows where each was" in notebook.run("%debug").stderr
     notebook.play(lambda sink, call: (_ for _ in ()).throw(KeyboardInterrupt))
     notebook.run("%parallel 1")
     assert notebook.run("%parallel_tb").stdout == shown

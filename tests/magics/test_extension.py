@@ -16,8 +16,8 @@ def test_configuration(notebook: Any, capsys: pytest.CaptureFixture[str]) -> Non
     assert "NbParallel" in notebook.run("%config").stdout
     shown = notebook.run("%config NbParallel").stdout
     names = (
-        "keep_messages", "n", "output", "queue", "quiet", "ranks_per_cpu", "read_in_place", "start_method",
-        "timeout", "warm", "welcome",
+        "keep_frames", "keep_messages", "n", "output", "queue", "quiet", "ranks_per_cpu", "read_in_place",
+        "start_method", "timeout", "warm", "welcome",
     )  # fmt: skip
     for name in names:
         assert f"NbParallel.{name}=<" in shown

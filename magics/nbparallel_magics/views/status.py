@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbparallel.errors.text.table import Table
+from nbparallel.wire.messages import MOST_FRAME_NBYTES
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_magics.views.segments import total
 
@@ -22,6 +23,10 @@ def status_table(seen: SessionStatistics) -> Table:
     of = "; times and operations are of the last cell" * any(any(_times(rank)) for rank in seen.ranks)
     where = " on each host" * any(rank.host for rank in seen.ranks)
     room = "" if seen.free_nbytes is None else f", {size_text(seen.free_nbytes)} more would fit{where}"
+    kept = (
+        f"; frames of failed cells, for %debug, hold {size_text(seen.frames_nbytes)}: each rank's at most "
+        f"{size_text(MOST_FRAME_NBYTES)}, until its next cell"
+    ) * bool(seen.frames_nbytes)
     return Table(
         f"{len(rows)} rank{'s' * (len(rows) != 1)}, started by {seen.start_method}{of}",
         (
@@ -30,7 +35,7 @@ def status_table(seen: SessionStatistics) -> Table:
         ),
         rows,
         f"shared memory ({seen.strategy}): {total(seen)}{room}; open files of the notebook: "
-        f"{seen.descriptors} of {seen.descriptor_limit}",
+        f"{seen.descriptors} of {seen.descriptor_limit}{kept}",
     ).without_empty_columns()  # fmt: skip
 
 

@@ -57,6 +57,8 @@ class SessionStatistics:
     """Open files of this process."""
     descriptor_limit: int
     """Their limit (``ulimit -n``)."""
+    frames_nbytes: int = 0
+    """What frames of failures keep alive on ranks, for ``%debug``: each rank's until its next cell."""
 
 
 def take_statistics(
@@ -85,6 +87,7 @@ def take_statistics(
         ledger_answered=ledger is not None,
         descriptors=open_descriptors() or 0,
         descriptor_limit=process_limit(resource.RLIMIT_NOFILE)[0] or 0,
+        frames_nbytes=sum(handle.memory.frames_nbytes for handle in handles if handle.alive),
     )
 
 

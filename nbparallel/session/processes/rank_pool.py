@@ -119,7 +119,7 @@ class RankPool:
         self.place = place
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
-        self._listener: Callable[[Any], None] = lambda message: None
+        self._listener: Callable[[RankHandle | None, Any], None] = lambda *_: None
         self._next_client = 1
         self._error: NbParallelError | None = None
         self.handles: list[RankHandle] = []
@@ -163,9 +163,9 @@ class RankPool:
         done = isinstance(message, Outcome) and message.ok
         if not (done and any(other.busy for other in self.handles)):
             self.wake()
-        self._listener(message)
+        self._listener(handle, message)
 
-    def listen(self, listener: Callable[[Any], None]) -> None:
+    def listen(self, listener: Callable[[RankHandle | None, Any], None]) -> None:
         """Call `listener` with every event, in the event loop's thread; there is one listener at a time."""
         self._listener = listener
 

@@ -35,11 +35,12 @@ from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun,
 from nbparallel.sharing.memory.mapping import Files
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
-from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
+from nbparallel.wire.control_layout import KEEP_FRAMES, READ_IN_PLACE_OFF
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.messages import (
     CallTask,
     CellTask,
+    DebugTask,
     DrawTask,
     NamesTask,
     PullTask,
@@ -80,6 +81,8 @@ class TaskDispatcher:
         """Whether ranks may read each other's private arrays where they lie, in the tasks that follow."""
         self.keep_messages = False
         """Whether messages that no rank has received stay when they have ended."""
+        self.keep_frames = False
+        """Whether ranks keep the frames of a failure for `debug_task`."""
 
     def next_number(self) -> int:
         """Return a number that no task of the session has had."""
@@ -97,9 +100,10 @@ class TaskDispatcher:
         options: CellOptions,
         notes: list[str],
         watch: TaskWatch | None = None,
+        ranks: tuple[int, ...] = (),
     ) -> TaskRequest:
-        """Return a request for a task that is the same for all ranks, and runs on all."""
-        number, ranks = self.next_number(), tuple(pool.ranks)
+        """Return a request for a task that is the same for all its ranks, by default all there are."""
+        number, ranks = self.next_number(), ranks or tuple(pool.ranks)
         task, keepalive = make(pool, number, ranks)
         fds = () if watch is None else watch.fds
         return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, notes, watch, fds=fds)
@@ -183,6 +187,7 @@ class TaskDispatcher:
         output = self._open_output(request.number, request.options.sink, request.notes)
         control = pool.ensure_epoch()
         control.words[READ_IN_PLACE_OFF] = not self.read_in_place
+        control.words[KEEP_FRAMES] = self.keep_frames
         handles = {rank: pool.handle(rank) for rank in request.ranks}
         run = TaskRun(pool, request, {}, control, output)
         for note in self._messages.begin(control):
@@ -422,6 +427,11 @@ def pull_task(name: str) -> TaskFactory:
 def draw_task(names: tuple[str, ...]) -> TaskFactory:
     """Return what makes the task of `Session.draw`."""
     return lambda _, number, ranks: (DrawTask(number, ranks, (), False, None, names), None)
+
+
+def debug_task(failed_ns: int) -> TaskFactory:
+    """Return what makes the task in which the user examines a failure, on its rank."""
+    return lambda _, number, ranks: (DebugTask(number, ranks, (), False, None, failed_ns), None)
 
 
 def push_task(values: Mapping[str, Any]) -> TaskFactory:

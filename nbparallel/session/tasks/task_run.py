@@ -78,11 +78,6 @@ def ask_user(question: Question, interrupts: InterruptCounter) -> None:
     _answer([question], text)
 
 
-def is_failure(message: Any) -> bool:
-    """Whether an event is the failure of a task: then no question is asked any more."""
-    return isinstance(message, RankDeath) or (isinstance(message, Outcome) and not message.ok)
-
-
 def _answer(questions: Sequence[Question], text: str = "", *, refusal: str = "") -> None:
     for handle, request in questions:
         handle.send(Kind.INPUT, InputReply(request.serial, text, refusal))
@@ -410,6 +405,13 @@ class TaskRun:
             self.deaths.setdefault(handle.rank, message)
             self.escalation.record_failure()
 
+    def _ends(self, handle: RankHandle | None, message: Any) -> bool:
+        """Whether an event is the failure of the task, or of the pool: then no question is asked any more."""
+        if handle is None:
+            return message is None
+        failed = isinstance(message, RankDeath) or (isinstance(message, Outcome) and not message.ok)
+        return failed and self.handles.get(handle.rank) is handle
+
     def _ask(self, interrupts: InterruptCounter) -> None:
         """Have the user answer one rank's question; questions of several ranks together are refused."""
         deadline = time.monotonic() + GATHER_SECONDS
@@ -422,17 +424,19 @@ class TaskRun:
         reason = pool.place.no_input
         if len(questions) > 1 or reason:
             refuse_questions(questions, reason)
+        elif self.escalation.interrupted or self.escalation.timed_out:  # its code went on and asks again
+            refuse_questions(questions, "the cell was interrupted")
         elif not self.escalation.ending:
             left = self.escalation.seconds_left
             alarm = None if left is None else threading.Timer(left, interrupts.end_raising)
             if not self.escalation.go_on:
-                pool.listen(lambda message: interrupts.end_raising() if is_failure(message) else None)
+                pool.listen(lambda *event: interrupts.end_raising() if self._ends(*event) else None)
             try:
                 if alarm is not None:
                     alarm.start()
                 ask_user(questions[0], interrupts)
             finally:
-                pool.listen(lambda message: None)
+                pool.listen(lambda *_: None)
                 if alarm is not None:
                     alarm.cancel()
                     alarm.join()
