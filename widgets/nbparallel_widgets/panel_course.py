@@ -113,18 +113,18 @@ class Course:
     def stretches(self, rank: int) -> Iterator[Stretch]:
         """Yield what a rank did, in order."""
         begin, before = 0.0, RankSample(0.0, 0.0, 0.0, 0, True)
+        newest = self._samples[-1][1] if self._samples else {}
         for end, sample in self._samples:
-            newest = sample is self._samples[-1][1]
-            if rank in sample and end > begin and (sample[rank].known or newest):
-                now = sample[rank]
-                computing, waiting, moving = (
-                    max(0.0, new - old) for new, old in zip(now[:3], before[:3], strict=True)
-                )
-                until = end
-                if newest:  # it may have ended in between
-                    until = min(end, begin + computing + waiting + moving)
-                yield Stretch(begin, until, computing, waiting, moving, now.items - before.items)
-                begin, before = end, now
+            now = sample.get(rank)
+            if now is None or end <= begin or not (now.known or sample is newest):
+                continue
+            computing = max(0.0, now.computing - before.computing)
+            waiting = max(0.0, now.waiting - before.waiting)
+            moving = max(0.0, now.moving - before.moving)
+            # in the newest it may have ended
+            until = min(end, begin + computing + waiting + moving) if sample is newest else end
+            yield Stretch(begin, until, computing, waiting, moving, now.items - before.items)
+            begin, before = end, now
 
     def steady(self, sentence: str, activity: SessionActivity) -> str:
         """Return a sentence, or the one before as long as it has stood for less than a second."""

@@ -6,6 +6,7 @@ A verdict, from sums since the cell began; a row for each rank, with its course 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -118,12 +119,12 @@ def _after(ranks: Sequence[RankActivity], activity: SessionActivity) -> str:
     return f" after {first}" + (f" to {last}" if first != last else "")
 
 
-def own_text(rank: RankActivity, activity: SessionActivity, course: Course) -> str:
+def own_text(rank: RankActivity, activity: SessionActivity, course: Course, *, marked: bool) -> str:
     """Return what stands in the row of a rank; what it shares with others stands below the rows."""
     if rank.item >= 0 and rank.state == "computing":
         seconds = course.item_seconds(rank.rank, activity.seconds)
         return f"item {rank.item}" + (f", for {seconds:.1f} s" if seconds >= 1 else "")
-    if rank.rank not in marked_ranks(activity, course) or rank.state in ("idle", "finished"):
+    if not marked or rank.state in ("idle", "finished"):
         return ""
     return state_text(rank, activity).removeprefix(f"{rank.state}: ").removeprefix(f"{rank.state}, ")
 
@@ -188,7 +189,10 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
             *(_percent(_shares(rank).get(kind)) for kind in KINDS),
             _own_memory(rank),
             "; ".join(
-                [own_text(rank, activity, course), *[chip(rank, activity)] * (rank.rank in marked)]
+                [
+                    own_text(rank, activity, course, marked=rank.rank in marked),
+                    *[chip(rank, activity)] * (rank.rank in marked),
+                ]
             ).strip("; "),
         )
         for rank in shown
@@ -209,13 +213,12 @@ def _letters(rank: RankActivity, course: Course, end: float) -> str:
     """Return a letter for each part of the axis: what the rank did most in it."""
     letters = ""
     stretches = list(course.stretches(rank.rank))
+    begins = [stretch.begin for stretch in stretches]
     for i in range(LETTERS_WIDE if end else 0):
         middle = (i + 0.5) * end / LETTERS_WIDE
-        here = next((s for s in stretches if s.begin <= middle < s.end), None)
-        if here is None or not any(here[2:5]):
-            letters += " "
-        else:
-            letters += LETTERS[KINDS[max(range(3), key=lambda kind: here[2 + kind])]]
+        here = bisect_right(begins, middle) - 1
+        did = stretches[here][2:5] if here >= 0 and middle < stretches[here].end else ()
+        letters += LETTERS[KINDS[did.index(max(did))]] if any(did) else " "
     return letters.rstrip()
 
 
@@ -256,7 +259,7 @@ def _row(
     marked, bad = marks
     kind = f' class="nbp-{"wrong" if bad else "hot"}"' if marked else ""
     shares = _shares(rank)
-    now = escape_html(own_text(rank, activity, course))
+    now = escape_html(own_text(rank, activity, course, marked=marked))
     if marked:
         now += f' <span class="nbp-chip">{chip(rank, activity)}</span>'
     host = rank.host and f" (host {rank.host})"

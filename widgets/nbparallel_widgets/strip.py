@@ -40,25 +40,27 @@ def areas(stretches: Sequence[Sequence[float]], end: float) -> Iterator[str]:
         Seconds at which the strip ends.
     """
     floors = [float(HEIGHT)] * len(stretches)
+    scale = WIDTH / end if end else 0.0
     for kind in _FROM_BELOW:
-        path, last = "", (-1.0, 0, 0)  # where the last piece ends, its floor and its height
+        column, tallest = 2 + KINDS.index(kind), HEIGHTS[kind]
+        pieces: list[list[float]] = []  # where each begins and ends, its floor and its height
         for i, stretch in enumerate(stretches):
             begin, until = stretch[0], stretch[1]
             if until <= begin:
                 continue
-            share = stretch[2 + KINDS.index(kind)] / (until - begin)
-            height = min(share, 1.0) * HEIGHTS[kind]
-            floor, floors[i] = round(floors[i]), floors[i] - height
-            if (tall := floor - round(floors[i])) > 0:
-                x, wide = WIDTH * begin / end, WIDTH * (until - begin) / end
-                if last == (begin, floor, tall):
-                    start = path.rindex("h") + 1
-                    path = f"{path[:start]}{wide + float(path[start:]):.1f}"
+            top = floors[i] - min(stretch[column] / (until - begin), 1.0) * tallest
+            floor, floors[i] = round(floors[i]), top
+            if (tall := floor - round(top)) > 0:
+                if pieces and pieces[-1][1:] == [begin, floor, tall]:
+                    pieces[-1][1] = until
                 else:
-                    path += (f"V{last[1]}z" if path else "") + f"M{x:.1f} {floor}v-{tall}h{wide:.1f}"
-                last = (until, floor, tall)
-        if path:
-            yield f'<path d="{path}V{last[1]}z" fill="{COLOURS[kind]}"/>'
+                    pieces.append([begin, until, floor, tall])
+        if pieces:
+            path = "".join(
+                f"M{begin * scale:.1f} {floor}v-{tall}h{(until - begin) * scale:.1f}V{floor}z"
+                for begin, until, floor, tall in pieces
+            )
+            yield f'<path d="{path}" fill="{COLOURS[kind]}"/>'
 
 
 def swatch(kind: str) -> str:
