@@ -41,7 +41,7 @@ _NAMED, _MADE = (
 )
 _FOUR = "Operations between 4 ranks"
 FIRST_CELL = Row(
-    "fresh kernel to the first output of four ranks",
+    "first cell of a fresh kernel, until four ranks have printed",
     _FIRST,
     (
         "first `%%parallel -n 4` on a fresh kernel, right after loading, until its output",
@@ -50,7 +50,7 @@ FIRST_CELL = Row(
     {"ipyparallel": ("ipyparallel",), "Dask": ("Dask",)},
 )
 NEW_ARRAY = Row(
-    "cell that names a new 64 MB array",
+    "cell that names a new 64 MB array, memory reused",
     _NAMED,
     ("first cell that names it, beside Dask",),
     {"Dask `scatter`": ("Dask `scatter",)},

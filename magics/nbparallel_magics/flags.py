@@ -78,7 +78,7 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
     add(
         "--output",
         choices=("rank", "stream"),
-        help="rank: in rank order when the cell has ended; stream: as it comes",
+        help="rank: sorted by rank when the cell has ended; stream: as it comes",
     )
     add("--local", action="store_true", help="run the cell in the notebook too, first")
     add(
