@@ -11,6 +11,7 @@ _RANKS = "only on these ranks: 0,2-3 or ::2 or -1 (the last); @a for those of th
 
 
 def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
+    """Add the flags of magics that run code, cells and lines, on some ranks."""
     add = parser.add_argument
     if word:  # the ranks are a word of the line, which the parser turns into this flag
         add("--ranks", type=arguments.ranks, help=argparse.SUPPRESS)
@@ -67,6 +68,7 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
 
 
 def _cell_flags(parser: MagicParser) -> MagicParser:
+    """Add the flags that only cells have; for lines `getattr(options, …, None)` stands for them."""
     add = parser.add_argument
     add(
         "--share",

@@ -1,6 +1,7 @@
 """Reduction operators.
 
-To add an operator, add a row to `OPERATORS` (and its name to `ReduceOp`); everything else reads the table.
+To add an operator, add a row to `OPERATORS` (and its name to `ReduceOp`); all reductions read the
+table.  What torch calls likewise is a line of `_NAMES` in `torch_backend/operands.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Operator:
     ufunc: Callable[..., Any]
     """Combines two arrays; a ufunc, or called as one."""
     pair: Callable[[Any, Any], Any]
-    """Combines two numbers of Python or numpy; ints stay exact."""
+    """Combines two numbers of Python or numpy, of which bools came as ints; ints stay exact."""
     finish: Callable[[Any, int], Any] | None = None
     """The last step: ``finish(total, count)`` returns the result, and changes an array in place."""
     kinds: str = _NUMERIC

@@ -19,7 +19,8 @@ from nbparallel.errors import NbParallelError, ObjectArrayError, StrategyUnavail
 from nbparallel.sharing.memory.array_layout import Shape, describe_dtype, sizes_of
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.store import AnyArray, current_store
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy, network_reason
+from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.named_files import network_reason
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, explained, fill
 from nbparallel.sharing.strategies.strategy import SegmentSource

@@ -13,7 +13,7 @@ One death, with the sides of the kernel and of the other ranks::
 
     peers: runtime.peers         has_failed, first_failure: the operation raises, the rank reports its outcome
     kernel: SupervisorClient     DIED -> RankHandle.died: read what the rank had still sent and printed
-      TaskRun._take              RankDeath: its part of the cell's ParallelError
+      TaskRun._take              RankDeath: `outcomes.death_failure` makes it a RankDiedError
       ElasticPool._revive        before the next cell: its names count as not delivered; start a process, make
                                  a control segment; the survivors keep their variables
 """

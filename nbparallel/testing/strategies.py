@@ -57,7 +57,10 @@ class StrategyTests:
 
     @pytest.fixture(autouse=True)
     def _chosen(self) -> Iterator[None]:
-        """Use the strategy under test, and the one before afterwards."""
+        """Use the strategy under test, and the one before afterwards.
+
+        What makes it available, such as an environment variable, is a fixture of the class or the module.
+        """
         before = nbp.get_sharing_strategy()
         nbp.set_sharing_strategy(self.strategy)
         yield

@@ -110,7 +110,7 @@ class CellObserver(Protocol):
         """Observe a cell on a rank while the block runs."""
 
     def conclude(self, logs: list[Any], lost: Collection[int]) -> Any:
-        """Return what the logs of all ranks say; those of some ranks may be lost."""
+        """Return what the ranks' logs say; some may be lost, so a log names its rank."""
 
 
 def cell_observer(name: str) -> CellObserver:

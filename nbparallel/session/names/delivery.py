@@ -291,7 +291,7 @@ class NameDelivery:
                 )
             if names.namespace is not self._namespace:
                 self._namespace, self._namespace_number = names.namespace, self._namespace_number + 1
-            again = {name for rank in ranks for name in self._sent_again(rank, inputs)}
+            again = {name for rank in ranks for name in self._sent_for_ties(rank, inputs)}
             updates = {rank: self._updates(rank, names) for rank in ranks}
             costly = inputs.costly_notes(self._costly)
             notes = [*names.notes, *costly.values()]
@@ -370,7 +370,7 @@ class NameDelivery:
             self._ranks.pop(rank, None)
 
     def renew(self, names: Iterable[str], namespace: Mapping[str, Any]) -> None:
-        """Have values sent again: there is nothing to do where arrays are the same memory on ranks."""
+        """Have values sent again: nothing to do where ranks have the same memory, and not copies."""
 
     def all_ranks_lost(self) -> None:
         """Record that no rank has variables any more."""
@@ -459,7 +459,7 @@ class NameDelivery:
                 after.baselines[name] = self._baseline(name, row, inputs, namespace)
         return tuple(updates)
 
-    def _sent_again(self, rank: int, inputs: CellInputs) -> list[str]:
+    def _sent_for_ties(self, rank: int, inputs: CellInputs) -> list[str]:
         """Return the names that a rank has and needs again, so that their tensors are those of others."""
         row = self._ranks.get(rank)
         if row is None or not inputs.tied:

@@ -1,5 +1,7 @@
 """Encoding of the notebook's values: a key that changes with the value, and the form in which it travels.
 
+`RankVersions.needed`, below, decides which of them a rank is sent again.
+
 The kinds, in the order in which they are tried: plain arrays (the same memory), modules (by name), small
 immutable values, and everything else (cloudpickle).
 """

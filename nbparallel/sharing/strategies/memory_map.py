@@ -20,17 +20,10 @@ from typing import Any
 
 from nbparallel.errors import StrategyUnavailableError
 from nbparallel.sharing.memory.mapping import Access, Content, Mapping
-from nbparallel.sharing.strategies.named_files import adopt_named, create_named
+from nbparallel.sharing.strategies.named_files import adopt_named, create_named, network_reason
 from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, map_whole
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
-from nbparallel.wire.locked_names import ON_DISK, file_system_of
-
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs"}
-    | {"lustre", "ncpfs", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone"}
-    | {"fuse.gcsfuse", "fuse.ceph", "fuse.drive", "panfs", "pvfs2", "wekafs"}
-)
-"""Kinds of file systems, as /proc/self/mountinfo calls them, whose files live on another machine."""
+from nbparallel.wire.locked_names import ON_DISK
 
 
 class MemoryMapStrategy(Strategy):
@@ -108,14 +101,3 @@ def _why_not(directory: str, *, allow_network: bool) -> str | None:
     if not os.access(directory, os.W_OK | os.X_OK):
         return f"{directory} may not be written to by this user"
     return None if allow_network else network_reason(directory)
-
-
-def network_reason(path: str) -> str | None:
-    """Return why files there are not shared, if it lies on a network file system, else None."""
-    kind = file_system_of(path)
-    if kind not in NETWORK_FILE_SYSTEMS:
-        return None
-    return (
-        f"{path} lies on a network file system ({kind}), where what one machine writes another may not see, "
-        "and a full disk kills instead of raising: use a local disk, or pass allow_network=True"
-    )

@@ -22,8 +22,14 @@ from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, explained, fill, whole_pages
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
-from nbparallel.wire.locked_names import hold
+from nbparallel.wire.locked_names import file_system_of, hold
 
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs"}
+    | {"lustre", "ncpfs", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone"}
+    | {"fuse.gcsfuse", "fuse.ceph", "fuse.drive", "panfs", "pvfs2", "wekafs"}
+)
+"""Kinds of file systems, as /proc/self/mountinfo calls them, whose files live on another machine."""
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 3
 """Attempts to draw an unused random name: after three collisions assume another program."""
@@ -112,3 +118,14 @@ def adopt_named(fd: int, nbytes: int, *, strategy: str, own: bool) -> SegmentSou
         os.close(fd)
         raise
     return SegmentSource(fd, nbytes, strategy)
+
+
+def network_reason(path: str) -> str | None:
+    """Return why files there are not shared, if it lies on a network file system, else None."""
+    kind = file_system_of(path)
+    if kind not in NETWORK_FILE_SYSTEMS:
+        return None
+    return (
+        f"{path} lies on a network file system ({kind}), where what one machine writes another may not see, "
+        "and a full disk kills instead of raising: use a local disk, or pass allow_network=True"
+    )

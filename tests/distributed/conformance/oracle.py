@@ -45,10 +45,13 @@ def located(name: str, inputs: list[np.ndarray[Any, Any]], ranks: list[int]) -> 
     return best, where
 
 
+KINDS = {"avg": "fc", "band": "biu", "bor": "biu", "bxor": "biu"}
+"""Kinds of dtypes that an operator takes, of those that do not take all."""
+
+
 def allowed(op: str, dtype: str) -> bool:
     """Whether numpy reduces this dtype so."""
-    kind = np.dtype(dtype).kind
-    return kind in "fc" if op == "avg" else kind in "biu" if op in ("band", "bor", "bxor") else True
+    return np.dtype(dtype).kind in KINDS.get(op, np.dtype(dtype).kind)
 
 
 def same(x: np.ndarray[Any, Any], want: np.ndarray[Any, Any], dtype: str, op: str) -> bool:

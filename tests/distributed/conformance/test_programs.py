@@ -12,7 +12,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveMismatchError, DeadlockError, NbParallelError, PeerFailedError
 from tests.distributed.conformance.cases import ALL, REDUCTIONS, ROOTED, Setting, complete
 from tests.distributed.conformance.guarded import LAYOUTS
-from tests.distributed.conformance.oracle import OPERATORS
+from tests.distributed.conformance.oracle import OPERATORS, allowed
 from tests.harness.ranks import run_ranks
 from tests.harness.tiers import examples
 
@@ -85,9 +85,6 @@ def run(c: Communicator, program: list[Step]) -> tuple[int, str, bool]:
     return len(program), "", True
 
 
-BITWISE = ("band", "bor", "bxor")
-
-
 def changed(program: list[Step], at: int, change: str, n: int) -> list[Step]:
     """Return the program with one call changed; the same one if it cannot be changed so."""
     step = program[at]
@@ -99,7 +96,7 @@ def changed(program: list[Step], at: int, change: str, n: int) -> list[Step]:
     other = {
         "another one": step._replace(name="all_reduce" if step.shown != "all_reduce" else "broadcast"),
         "op": step._replace(op="max" if step.op != "max" else "sum"),
-        "dtype": step._replace(dtype="u4" if step.op in BITWISE else "f4"),  # floats have no bits to combine
+        "dtype": step._replace(dtype="f4" if allowed(step.op, "f4") else "u4"),
         "size": step._replace(size=2 * step.size),
         "root": step._replace(root=(step.root + 1) % n),
     }[change]
