@@ -369,9 +369,8 @@ class HostPool:
             if (reason := self._lost.get(host)) is not None:
                 left = [rank for rank in self.ranks if self.place.host_of(rank) not in self._lost]
                 why = "its worker is not used again" if host in self._given_up else "no worker has that name"
-                advice = f"; {why}, and no host is unused: start a worker" + f", or use ranks={left}" * bool(
-                    left
-                )
+                advice = f"; {why}, and no host is unused: {self.cluster.advice}"
+                advice += f", or use ranks={left}" * bool(left)
                 raise host_loss(host, self.place.parts[host], reason, advice)
 
     def refuse_gone(self, host: str) -> None:

@@ -15,27 +15,36 @@ import concurrent.futures
 import itertools
 import platform
 import secrets
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import dask
 import distributed
 
 from nbparallel.cluster.dask.node_plugin import add_plugin, hold
 from nbparallel.cluster.dask.worker_node import LARGE, packed
 from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.errors import StartError
+from nbparallel.session.interrupts import InterruptCounter
 
 START_SECONDS = 120.0
 """Bound for the start of a node: for its anchor to hold, and for its imports; the worker has shorter ones."""
-WORKERS_SECONDS = 30.0
-"""How long a cluster may take to have a first worker."""
+WORKERS_SECONDS, QUEUE_SECONDS = 30.0, 3600.0
+"""How long a cluster may take to have a first worker; and one whose jobs may wait in a queue."""
 RETURN_SECONDS = 3.0
-"""How long it may take to have one again."""
+"""How long it may take to have one again, and others after the first; a first wait that takes longer is said."""
+LOOK_SECONDS = 0.2
 LOOP_SECONDS, END_SECONDS = 5.0, 3.0
 """How long the client's own thread may take to do nothing, and nodes to end."""
 RUNNING, STARTING = "running", "init"
 _dask: Any = distributed
+
+
+def _say(text: str) -> None:
+    """Say something while the session is made, when no cell has an output for it."""
+    print(f"[nbparallel] {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 class DaskAnchor:
@@ -108,17 +117,10 @@ class DaskCluster:
                 "all variables with them; make a new cluster, client and session"
             )
         try:
-            if not (listed := self._listed()):
-                seconds = RETURN_SECONDS if self._anchors else WORKERS_SECONDS
-                self._client.wait_for_workers(1, timeout=seconds)
-                listed = self._listed()
-        except TimeoutError:
-            raise StartError(f"the cluster had no worker in {seconds:.0f} s: {self._advice}") from None
+            listed = self._await_workers()
         except OSError as error:
             problem = f"{type(error).__name__}: {error}"
             raise StartError(f"the scheduler cannot be reached, is the network down? ({problem})") from error
-        if not listed:
-            raise StartError(f"the cluster's last worker has gone: {self._advice}")
         machines, found = dict[str, list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
         silent = {anchor.address for anchor in self._anchors.values() if anchor.given_up}
         for address, worker in listed.items():
@@ -129,6 +131,49 @@ class DaskCluster:
             name = str(workers[0]["name"])
             found[machine if "://" in name else name] = workers
         return dict(sorted(found.items()))
+
+    def _await_workers(self) -> dict[str, dict[str, Any]]:
+        """Return the workers: at first a moment is left for all that the cluster has asked for.
+
+        An interrupt ends the wait, also where the caller counts them.
+        """
+        jobs, began, said = self._jobs, time.monotonic(), False
+        asked = 1 if self._anchors else max(1, len(getattr(self._client.cluster, "plan", ())))
+        seconds = RETURN_SECONDS if self._anchors else QUEUE_SECONDS if jobs else WORKERS_SECONDS
+        deadline = began + seconds
+        with InterruptCounter() as interrupts:
+            while len(listed := self._listed()) < asked and (now := time.monotonic()) < deadline:
+                interrupts.check()
+                if listed:
+                    deadline = min(deadline, now + RETURN_SECONDS)
+                elif jobs and not said and now > began + RETURN_SECONDS:
+                    said = True
+                    _say(
+                        f"no worker yet: {jobs} jobs wait in the queue, or start; an interrupt ends the wait"
+                    )
+                time.sleep(LOOK_SECONDS)
+        if not listed:
+            raise StartError(f"the cluster had no worker in {seconds:.0f} s: {self._advice}")
+        if len(listed) < asked:
+            _say(
+                f"{len(listed)} of {asked} workers are there, and ranks are placed on these; once the others "
+                "are, name the cluster again"
+            )
+        return listed
+
+    @property
+    def _jobs(self) -> int:
+        """How many jobs of a batch system the cluster consists of."""
+        cluster = self._client.cluster  # of dask-jobqueue, which need not be installed here
+        return len(cluster.worker_spec) if hasattr(cluster, "job_script") else 0
+
+    @property
+    def advice(self) -> str:
+        """How to have another worker in place of one that is lost."""
+        if not (jobs := self._jobs):
+            return "start a worker"
+        patience = dask.config.get("distributed.deploy.lost-worker-timeout")
+        return f"`cluster.scale(jobs={jobs})` starts one, from {patience} after the loss on"
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """Return the workers that the scheduler has, by address.
@@ -149,6 +194,10 @@ class DaskCluster:
     @property
     def _advice(self) -> str:
         """What to do if there is no worker."""
+        if jobs := self._jobs:
+            return (
+                f"its jobs wait in the queue, or ended; `cluster.scale(jobs={jobs})` submits what is missing"
+            )
         if not isinstance(self._client.cluster, _dask.LocalCluster):
             return "scale it up"
         return (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.cluster.dask_cluster import DaskProcesses
@@ -29,15 +27,8 @@ client = Client(scheduler_file={cluster.scheduler_file!r})
 """
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
-def _said(kernel: Kernel, code: str, seconds: float = 60) -> str:
-    """Run a cell; return all that it showed."""
-    outcome = kernel.run(code, seconds)
-    shown = [str(display.get("text/plain", "")) for display in outcome.displays]
-    return _plain("\n".join([outcome.stdout, outcome.stderr, outcome.result, outcome.traceback, *shown]))
+def _said(kernel: Kernel, code: str) -> str:
+    return kernel.run(code, 60).text
 
 
 def test_a_worker_dies_and_is_replaced(fresh: DaskProcesses, kernel: Kernel) -> None:
@@ -52,7 +43,7 @@ def test_a_worker_dies_and_is_replaced(fresh: DaskProcesses, kernel: Kernel) -> 
     fresh.kill("b")
     outcome = running.wait(30)
     assert outcome.status == "error"
-    assert "HostLostError: host b is lost, and ranks 2-3 (host b) with it" in _plain(outcome.traceback)
+    assert "HostLostError: host b is lost, and ranks 2-3 (host b) with it" in outcome.text
     said = _said(kernel, "%%parallel\nrank")
     assert "HostLostError" in said
     assert "host b is lost" in said

@@ -226,6 +226,7 @@ class Loopback:
 
     address = "loopback://"
     """It is inside of this process."""
+    advice = "start a worker"
 
     def __init__(self, names: Sequence[str], cpus: int = 2) -> None:
         self._names, self._cpus = sorted(names), cpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,13 @@ class CellOutcome:
     def result(self) -> str:
         """The last expression's plain text; empty if there was none."""
         return "".join(m.content["data"].get("text/plain", "") for m in self._of("execute_result"))
+
+    @property
+    def text(self) -> str:
+        """All that it showed, without colours."""
+        shown = [str(display.get("text/plain", "")) for display in self.displays]
+        lines = [self.stdout, self.stderr, self.result, self.traceback, *shown]
+        return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(lines))
 
     def _of(self, kind: str) -> list[KernelMessage]:
         return [message for message in self.messages if message.kind == kind]
