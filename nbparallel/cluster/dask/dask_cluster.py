@@ -34,7 +34,7 @@ START_SECONDS = 120.0
 WORKERS_SECONDS, QUEUE_SECONDS = 30.0, 3600.0
 """How long a cluster may take to have a first worker; and one whose jobs may wait in a queue."""
 RETURN_SECONDS = 3.0
-"""How long it may take to have one again, and others after the first; a first wait that takes longer is said."""
+"""How long it may take to have one again, and others after the first; and until a wait is said."""
 LOOK_SECONDS = 0.2
 LOOP_SECONDS, END_SECONDS = 5.0, 3.0
 """How long the client's own thread may take to do nothing, and nodes to end."""
