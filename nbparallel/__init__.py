@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nbparallel import sharing as sharing
     from nbparallel import testing as testing
     from nbparallel.errors import *  # noqa: F403
-    from nbparallel.session import CellResult, RankValues, Session, spawn
+    from nbparallel.session import CellResult, RankValues, Session, scaling, spawn
     from nbparallel.session import imap as imap
     from nbparallel.session import map as map
     from nbparallel.sharing import (
@@ -52,6 +52,7 @@ _HOMES = {
     "map": "nbparallel.session",
     "ones": "nbparallel.sharing",
     "register_sharing_strategy": "nbparallel.sharing",
+    "scaling": "nbparallel.session",
     "segments": "nbparallel.sharing",
     "set_sharing_strategy": "nbparallel.sharing",
     "share": "nbparallel.sharing",
@@ -74,6 +75,7 @@ __all__ = [  # not `map`: after ``from nbparallel import *`` Python's own would 
     "is_shared",
     "ones",
     "register_sharing_strategy",
+    "scaling",
     "segments",
     "set_sharing_strategy",
     "share",

@@ -240,6 +240,11 @@ def count(text: str) -> int:
     return number
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """Type of ``--scaling``: numbers of ranks, separated by commas."""
+    return tuple(count(part) for part in text.split(","))
+
+
 def seconds(text: str) -> float:
     """Type of ``--timeout``."""
     try:

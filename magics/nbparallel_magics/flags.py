@@ -89,6 +89,12 @@ def _cell_flags(parser: MagicParser) -> MagicParser:
         default="stop",
         help="stop: the first error releases every rank; continue: only those that wait for the failed rank",
     )
+    add(
+        "--scaling",
+        type=arguments.counts,
+        metavar="N,N",
+        help="run the cell on fresh ranks, so many in turns, three times each, and show the speed-up: 1,2,4",
+    )
     return parser
 
 
@@ -262,6 +268,12 @@ TIMELINE = MagicParser(
     "%parallel_timeline\n%parallel_timeline --save trace.json",
 )
 TIMELINE.add_argument("--save", metavar="FILE", help="write the file instead; only a trace is overwritten")
+SCALING = MagicParser(
+    "%parallel_scaling",
+    "Show again how much faster more ranks were (--scaling), and return it: counts, seconds, speedup,\n"
+    "efficiency, and serial, the share of the work that is not divided (Amdahl's law).",
+    "%parallel_scaling",
+)
 DRAW = MagicParser(
     "%parallel_draw",
     "Draw what variables hold on each rank now: the first numbers of arrays and lists, words for the rest.\n"

@@ -38,6 +38,7 @@ from nbparallel_magics.views.who import who_table
 if TYPE_CHECKING:
     from nbparallel.distributed.races.report import RaceReport
     from nbparallel.session import CellResult, Session
+    from nbparallel.session.diagnostics.speedup import Scaling
     from nbparallel_magics.background import BackgroundCell
 
 _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
@@ -239,6 +240,14 @@ class ParallelMagics(Magics):
     @documented_by(flags.TIMELINE)
     def parallel_timeline(self, line: str) -> None:
         timeline.show(self.state, flags.TIMELINE.parse_line(line).save)
+
+    @line_magic
+    @documented_by(flags.SCALING)
+    def parallel_scaling(self, line: str) -> Scaling:
+        flags.SCALING.parse_line(line)
+        if self.state.scaling is None:
+            flags.SCALING.error("no cell was measured yet: %%parallel --scaling 1,2,4 does it")
+        return self.state.scaling
 
     @line_magic
     @documented_by(flags.DRAW)

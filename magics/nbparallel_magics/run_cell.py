@@ -25,6 +25,7 @@ from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.cell_views import CellView
 from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
+from nbparallel_magics.views import scaling
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
@@ -62,6 +63,16 @@ def run(state: ExtensionState, request: CellRequest) -> BackgroundCell | None:
     """
     options = request.options
     check_compiles(state.shell, request)
+    if getattr(options, "scaling", None):
+        cell = {
+            "namespace": state.shell.user_ns,
+            "line_offset": request.line_offset,
+            "execution_count": input_number(state.shell),
+            "timeout": options.timeout,
+            "seed": options.seed,
+        }
+        scaling.run(state, request.source, options, **cell)
+        return None
     if _queues(state, options) and not options.background:
         wait_for_turn(state.background)
     session = _session(state, options)

@@ -15,16 +15,20 @@ from nbparallel.session import running_sessions
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.output.cell_views import CellView, picture
+from nbparallel_magics.output.cell_views import CellView, chart, picture
 from nbparallel_magics.output.overflow import LogFolder
 from nbparallel_magics.output.publisher import IdleInterrupt, NotebookOutput, is_ipykernel, publisher_for
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
+    from nbparallel.session.diagnostics.speedup import Scaling
     from nbparallel.session.processes.launch import SupervisorLaunch
     from nbparallel.wire.messages import RankFailure
     from nbparallel_magics.background import BackgroundCell
     from nbparallel_widgets.panel import Panel
+
+
+_SCALING = "nbparallel.session.diagnostics.speedup", "Scaling"
 
 
 class NbParallel(Configurable):
@@ -192,6 +196,8 @@ class ExtensionState:
         """Failures of the last cell that failed, the root cause first; or where ranks were interrupted."""
         self.failures_place = WorldPlace(0)
         """Where the ranks were then."""
+        self.scaling: Scaling | None = None
+        """What ``--scaling`` has measured last."""
         self.races = CellView("check_races", "race_report")
         self.views = (CellView("draw", "drawn", picture), self.races)
         self.background: BackgroundCell | None = None
@@ -236,17 +242,18 @@ class ExtensionState:
         session = self._usable_session()
         if session is None:
             world_size = world_size or self.configuration.n or None
-            self._check_size(world_size, 0)
+            self.check_size(world_size, 0)
             return self._new_session(world_size)
         if world_size is not None and world_size != session.world_size:
             if not session.place.parts:
-                self._check_size(world_size, session.world_size)
+                self.check_size(world_size, session.world_size)
             session.resize(world_size)
             if session.started:
                 self.notes.append(f"{_rank_count(world_size)} from now on")
         return session
 
-    def _check_size(self, world_size: int | None, running: int) -> None:
+    def check_size(self, world_size: int | None, running: int) -> None:
+        """Refuse so many ranks, of which some run; ValueError says why."""
         if world_size is not None and world_size > running:
             from nbparallel.session.processes.limits import check_ranks_per_cpu, check_world_size
 
@@ -347,6 +354,9 @@ class ExtensionState:
         if self.panel is not None:
             self.panel.end()
 
+    def _html(self) -> Any:
+        return self.shell.display_formatter.formatters["text/html"]
+
     def install(self) -> None:
         """Put the hooks into the shell."""
         self.shell.configurables.append(self.configuration)
@@ -357,11 +367,13 @@ class ExtensionState:
             self.idle_interrupt = IdleInterrupt(self.shell.kernel, self.interrupt)
             self.idle_interrupt.install()
         running_sessions.use_notebook(self._notebook_session)
+        self._html().for_type_by_name(*_SCALING, chart)
         atexit.register(self._at_exit)
 
     def remove(self) -> None:
         """Undo `install` and end the ranks."""
         running_sessions.use_notebook(None)
+        self._html().pop(".".join(_SCALING), None)
         if self.idle_interrupt is not None:
             self.idle_interrupt.remove()
         atexit.unregister(self._at_exit)

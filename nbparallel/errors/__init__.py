@@ -326,6 +326,11 @@ class ParallelError(NbParallelError, ExceptionGroup[Exception]):
     def __init__(self, message: str, errors: Any, *, result: Any = None) -> None:
         super().__init__(message, errors)
 
+    def add_note(self, note: str, /) -> None:
+        """Add a line, which a notebook shows above the last one."""
+        super().add_note(note)
+        self.rendering = (*self.rendering[:-1], note, *self.rendering[-1:])
+
     def __str__(self) -> str:
         """Return the message alone: "(3 sub-exceptions)" behind it adds nothing."""
         return encodable(self.message)

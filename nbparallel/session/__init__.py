@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbparallel.session.command_line import Script
     from nbparallel.session.diagnostics.doctor import Examination, Finding, examine
+    from nbparallel.session.diagnostics.speedup import scaling
     from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
     from nbparallel.session.monitoring.activity import RankStatistics
     from nbparallel.session.monitoring.segments import SharedSegment
@@ -41,6 +42,7 @@ _HOMES = {
     "examine": "diagnostics.doctor",
     "imap": "ordered_map",
     "map": "ordered_map",
+    "scaling": "diagnostics.speedup",
     "spawn": "start_processes",
     "strategy_bench": "diagnostics.strategy_benchmark",
 }
@@ -63,6 +65,7 @@ __all__ = [
     "examine",
     "imap",
     "map",
+    "scaling",
     "spawn",
     "strategy_bench",
 ]

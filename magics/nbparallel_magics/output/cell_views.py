@@ -12,6 +12,7 @@ from nbparallel_magics.output.publisher import Publisher
 
 if TYPE_CHECKING:
     from nbparallel.session import PendingCell, Session
+    from nbparallel.session.diagnostics.speedup import Scaling
     from nbparallel_magics.output.cell_output import CellOutput
 
 
@@ -68,6 +69,13 @@ def picture(drawn: Any) -> Any:
     from nbparallel_widgets.draw import DrawnView
 
     return DrawnView(drawn)
+
+
+def chart(scaling: Scaling) -> str:
+    """Return the picture of what `nbparallel.scaling` returned, which a notebook shows."""
+    from nbparallel_widgets.scaling_view import scaling_html
+
+    return scaling_html(scaling)
 
 
 def show_drawn(drawn: Any) -> None:

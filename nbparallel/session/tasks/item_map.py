@@ -361,8 +361,7 @@ class ItemMap:
         where = "`.result` of this error has their results, by index"
         where += ", that were not yielded" if self._yielded else ""
         if isinstance(error, ParallelError):
-            error.add_note(text := f"{done} are done: {where}")
-            error.rendering = (*error.rendering[:-1], text, *error.rendering[-1:])
+            error.add_note(f"{done} are done: {where}")
         else:
             text = f"the map was interrupted when {done} were done: {where}"
             error.args = (str(error).replace("the cell was interrupted", text),)
