@@ -68,7 +68,8 @@ def run(state: ExtensionState, request: CellRequest) -> BackgroundCell | None:
             "namespace": state.shell.user_ns,
             "line_offset": request.line_offset,
             "execution_count": input_number(state.shell),
-            "timeout": options.timeout,
+            "share": options.share or (),
+            "timeout": options.timeout or state.configuration.timeout or None,
             "seed": options.seed,
         }
         scaling.run(state, request.source, options, **cell)

@@ -8,19 +8,21 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.display import display
 
+from nbparallel_magics import flags
 from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.state import ExtensionState
 
-_OWN = {"n": "-n", "ranks": "-r", "out": "-o", "background": "--async", "draw": "--draw"}
-_ALSO = {"share": "--share", "check_races": "--check-races", "local": "--local"}
+_WITH = {"scaling", "share", "timeout", "seed", "quiet"}
 
 
 def run(state: ExtensionState, source: str, options: argparse.Namespace, **cell: Any) -> None:
     """Run a cell on ranks of its own, some at a time, and show how much faster it became."""
     from nbparallel.session.diagnostics.speedup import measure
 
-    if given := [flag for name, flag in (_OWN | _ALSO).items() if getattr(options, name, None)]:
-        raise UsageError(f"%%parallel: --scaling runs the cell on ranks of its own: leave out {given[0]}")
+    if any(vars(options)[name] != flags.CELL.get_default(name) for name in vars(options).keys() - _WITH):
+        flags.CELL.error(
+            "--scaling has ranks of its own; only --share, --timeout, --seed and --quiet go with it"
+        )
     try:
         state.check_size(max(options.scaling), 0)
     except ValueError as error:

@@ -28,4 +28,4 @@ def test_a_cell_is_measured_on_ranks_of_its_own(shared_kernel: Kernel) -> None:
     assert "fresh ranks" in "".join(missing.traceback)
     refused = kernel.run("%%parallel -n 2 --scaling 1\n1")
     assert refused.ename == "UsageError"
-    assert "leave out -n" in refused.evalue
+    assert "ranks of its own; only --share" in refused.evalue
