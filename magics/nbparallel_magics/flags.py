@@ -223,6 +223,10 @@ DOCTOR = MagicParser(
     "Inspects limits, the container, memory, CPUs, sharing strategies, versions; starts and changes nothing.",
     "%parallel_doctor",
 )
+STATUS.add_argument("--all", action="store_true", help="show every rank, not only the first eight")
+SEGMENTS.add_argument("--all", action="store_true", help="show each segment, with id, strategy and phase")
+WHO.add_argument("--all", action="store_true", help="list every name of a group")
+DOCTOR.add_argument("--all", action="store_true", help="show each check")
 RESTART = MagicParser(
     "%parallel_restart",
     "Restart all ranks, or those of -r; a restarted rank keeps its number and loses its variables.",

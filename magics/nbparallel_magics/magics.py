@@ -167,19 +167,20 @@ class ParallelMagics(Magics):
     @line_magic
     @documented_by(flags.STATUS)
     def parallel_status(self, line: str) -> None:
-        flags.STATUS.parse_line(line)
+        options = flags.STATUS.parse_line(line)
         session = self.state.running_session()
         if session is None:
             print(NO_RANKS)  # noqa: T201
         else:
-            self._display(session, status_table(session.statistics()))
+            table = status_table(session.statistics())
+            self._display(session, table.unfolded() if options.all else table)
         if (report := household_report()) is not None and report.processes:
             display(processes_table(report))
 
     @line_magic
     @documented_by(flags.SEGMENTS)
     def parallel_segments(self, line: str) -> None:
-        flags.SEGMENTS.parse_line(line)
+        options = flags.SEGMENTS.parse_line(line)
         session = self.state.running_session()
         if session is None:
             from nbparallel.sharing import segments  # brings numpy, which loading must not
@@ -188,29 +189,32 @@ class ParallelMagics(Magics):
         else:
             names = self.state.shell.user_ns
             who = session.who(names, self.state.shell.user_ns_hidden)
-            display(segments_table(session.statistics(names), who))
+            table = segments_table(session.statistics(names), who, internals=options.all)
+            display(table.unfolded() if options.all else table)
         if (report := household_report()) is not None and report.segments:
             display(own_segments_table(report))
 
     @line_magic
     @documented_by(flags.WHO)
     def parallel_who(self, line: str) -> None:
-        flags.WHO.parse_line(line)
+        options = flags.WHO.parse_line(line)
         session = self.state.running_session()
         if session is None:
             print(NO_RANKS)  # noqa: T201
         else:
             shell = self.state.shell
-            self._display(session, who_table(session.who(shell.user_ns, shell.user_ns_hidden)))
+            seen = session.who(shell.user_ns, shell.user_ns_hidden)
+            self._display(session, who_table(seen, every=options.all))
 
     @line_magic
     @documented_by(flags.DOCTOR)
     def parallel_doctor(self, line: str) -> None:
-        flags.DOCTOR.parse_line(line)
+        options = flags.DOCTOR.parse_line(line)
         from nbparallel.session import examine  # brings numpy, which loading must not
 
         chosen, session = self.state.configuration, self.state.running_session()
-        display(examine(chosen.start_method, read_in_place=chosen.read_in_place, session=session))
+        found = examine(chosen.start_method, read_in_place=chosen.read_in_place, session=session)
+        display(found.table().unfolded() if options.all else found)
 
     @line_magic
     @needs_local_scope

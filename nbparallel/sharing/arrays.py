@@ -16,7 +16,7 @@ from nbparallel.sharing.memory.array_layout import Shape
 from nbparallel.sharing.store import AnyArray, Order, current_store
 from nbparallel.sharing.strategies.registry import get_sharing_strategy
 from nbparallel.sharing.tensor_storage import are_shared, holds_tensors, share_tensors
-from nbparallel.wire.units import size_text
+from nbparallel.wire.units import size_column, size_text
 
 if TYPE_CHECKING:
     import torch
@@ -36,22 +36,23 @@ class SegmentList(TableView, tuple[SegmentStatistics, ...]):
         """Return a row for each segment in use, the largest first, and a line about what is kept."""
         used = sorted((s for s in self if s.phase != "pooled"), key=lambda s: -s.nbytes)
         named = any(record.path for record in used[:SHOWN])
+        unit, sizes = size_column([record.nbytes for record in used[:SHOWN]])
         rows = [
             (
                 f"{record.segment:#x}",
                 record.strategy,
-                size_text(record.nbytes),
+                size,
                 record.phase,
                 "here" if record.own else "elsewhere",
                 _writers(record),
                 *([record.path] if named else ()),
             )
-            for record in used[:SHOWN]
+            for record, size in zip(used, sizes, strict=False)
         ]
         total = size_text(sum(record.nbytes for record in used))
         return Table(
             f"shared memory of this process: {segments_text(len(used))}, {total}",
-            ("segment", "strategy", "size", "phase", "made", "may be written", *(["name"] if named else ())),
+            ("segment", "strategy", unit, "phase", "made", "may be written", *(["name"] if named else ())),
             rows,
             "\n".join(line for line in (left_out(used), self._kept()) if line),
         )

@@ -79,10 +79,10 @@ def _seen_array(name: str, value: Any, store: Store, origin: Origin) -> Variable
     form = f"{plain.shape} {_dtype_text(plain.dtype)}"
     place = store.location(plain)
     if place is None:
-        return VariableInfo(name, kind, form, origin, plain.flags.writeable)
-    return VariableInfo(
-        name, kind, form, origin, place.writable and place.for_all, place.segment, place.start, place.stop
-    )
+        return VariableInfo(name, kind, form, origin, plain.flags.writeable, nbytes=plain.nbytes)
+    may = place.writable and place.for_all
+    extent = place.segment, place.start, place.stop
+    return VariableInfo(name, kind, form, origin, may, *extent, nbytes=plain.nbytes)
 
 
 def _tensors_in(value: Any) -> list[Any] | None:

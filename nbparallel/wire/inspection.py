@@ -47,6 +47,8 @@ class VariableInfo:
     """Of a module of torch: those in which its tensors lie."""
     as_delivered: bool | None = None
     """Of a copy: whether its content is as it came from the notebook; None: that is not known."""
+    nbytes: int = 0
+    """Of an array: its bytes."""
 
     @property
     def looks(self) -> str:

@@ -147,7 +147,7 @@ def test_rank_cell(notebook: Any) -> None:
         ("%sharing_strategy --seconds 3", "--seconds belongs to --bench"),
         ("%sharing_strategy --bench --seconds 0", "no positive number"),
         ("%parallel_status now", "unexpected 'now'"),
-        ("%parallel_segments --all", "unknown flag --all"),
+        ("%parallel_segments --every", "unknown flag --every"),
         ("%parallel_who x", "unexpected 'x'"),
         ("%parallel_doctor -v", "unknown flag -v"),
         ("%share nothing", "the notebook has no variable 'nothing'"),

@@ -19,32 +19,29 @@ class Grid:
     """Names of the columns."""
     rows: Sequence[tuple[str, ...]]
     """As many cells as the head has."""
-    right: Sequence[int]
-    """Columns of numbers."""
     shades: Sequence[Sequence[float]] = ()
     """How dark each cell is, 0 to 1, without the first of each row; empty: none is."""
 
     def text(self) -> str:
         """Return the table in columns of text."""
-        lines = [self.head, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
-        head, *rows = (
-            tuple(cell.rjust(widths[i]) if i in self.right else cell for i, cell in enumerate(line))
-            for line in lines
-        )
-        return Table(self.caption, head, rows).text()
+        return Table(self.caption, self.head, self.rows).text()
 
     def html(self) -> str:
         """Return the table; a wide one scrolls inside its place.  Without rows: the caption."""
         caption = escape_html(self.caption)
         if not self.rows:
             return f"<p>{caption}</p>"
+        numbers = Table("", self.head, self.rows).numbers()
+        side = [' class="nbp-n"' * (i in numbers) for i in range(len(self.head))]
         head = "".join(
-            f'<th scope="col"{self._side(i)}>{escape_html(name)}</th>' for i, name in enumerate(self.head)
+            f'<th scope="col"{where}>{escape_html(name)}</th>'
+            for where, name in zip(side, self.head, strict=True)
         )
         rows = "".join(
-            f'<tr><th scope="row"{self._side(0)}>{escape_html(row[0])}</th>'
-            + "".join(self._cell(cell, y, x) for x, cell in enumerate(row[1:], start=1))
+            f'<tr><th scope="row"{side[0]}>{escape_html(row[0])}</th>'
+            + "".join(
+                f"<td{side[x]}{self._shade(y, x)}>{escape_html(row[x])}</td>" for x in range(1, len(row))
+            )
             + "</tr>"
             for y, row in enumerate(self.rows)
         )
@@ -54,11 +51,7 @@ class Grid:
             f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
         )
 
-    def _cell(self, cell: str, y: int, x: int) -> str:
+    def _shade(self, y: int, x: int) -> str:
         dark = self.shades[y][x - 1] if self.shades else 0.0
         # on light and on dark: text keeps its contrast up to a third of the colour
-        shade = f' style="background:rgba(213,94,0,{0.33 * dark:.2f})"' if dark > 0.02 else ""
-        return f"<td{self._side(x)}{shade}>{escape_html(cell)}</td>"
-
-    def _side(self, column: int) -> str:
-        return ' class="nbp-n"' if column in self.right else ""
+        return f' style="background:rgba(213,94,0,{0.33 * dark:.2f})"' if dark > 0.02 else ""

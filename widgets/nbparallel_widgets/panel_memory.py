@@ -127,7 +127,6 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
                     )
                     for segment in segments[:SHOWN]
                 ],
-                right=(1,),
             )
         )
     if any(rank.private_nbytes or rank.mapped_nbytes for rank in activity.ranks):
@@ -143,7 +142,7 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
             if rank.state not in ("dead", "starting", "unseen")
         ]
         head = ("rank", "own memory", "shared, touched", "shared, made", "operations")
-        grids.append(Grid("Memory of each rank", head, rows, right=(1, 2, 3, 4)))
+        grids.append(Grid("Memory of each rank", head, rows))
     return grids
 
 

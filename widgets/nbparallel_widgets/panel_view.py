@@ -317,7 +317,7 @@ def _grid(
     what, verb, nothing = words
     most = max(figure for row in figures for figure in row)
     if not most:
-        return Grid(f"{what}: {nothing}", (), (), ())
+        return Grid(f"{what}: {nothing}", (), ())
     if len(figures) > SIDE:
         pairs = sorted(
             ((figure, i, j) for i, row in enumerate(figures) for j, figure in enumerate(row) if figure),
@@ -325,13 +325,12 @@ def _grid(
         )
         rows = [(f"rank {i}", f"rank {j}", text(figure)) for figure, i, j in pairs[:_LISTED]]
         count = f", the {_LISTED} largest of {len(pairs):,}" if len(pairs) > _LISTED else ""
-        return Grid(f"{what}{count}", ("rank", verb, ""), rows, (2,))
+        return Grid(f"{what}{count}", ("rank", verb, ""), rows)
     ranks = range(len(figures))
     return Grid(
         f"{what}: row {verb} column",
         ("rank", *(f"rank {rank}" for rank in ranks)),
         [(f"rank {i}", *(text(figures[i][j]) if figures[i][j] else "·" for j in ranks)) for i in ranks],
-        [rank + 1 for rank in ranks],
         [[figure / most for figure in row] for row in figures],
     )
 

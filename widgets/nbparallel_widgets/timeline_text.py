@@ -235,7 +235,7 @@ def waits_grid(timeline: Timeline) -> Grid:
     if unseen > timeline.seconds / 100:
         rows.append((seconds_text(unseen), "in operations that are counted, not drawn", "", "", "", ""))
     head = ("waited", "which", "for", "in", "line", "code")
-    return Grid("waiting, by operation and the rank waited for", head, rows, right=(0, 4))
+    return Grid("waiting, by operation and the rank waited for", head, rows)
 
 
 def foot(timeline: Timeline) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nbparallel.errors.text.table import Table
-from nbparallel.wire.units import size_text
+from nbparallel.wire.units import size_column, size_text
 
 if TYPE_CHECKING:
     from nbparallel.multiprocessing.household import HouseholdReport
@@ -66,20 +66,21 @@ def own_segments_table(report: HouseholdReport) -> Table:
     """Return a row for each segment of these processes, the largest first, for ``%parallel_segments``."""
     pids = _pids(report)
     used = sorted((row for row in report.segments if row.holders or row.messages), key=lambda r: -r.nbytes)
+    unit, sizes = size_column([row.nbytes for row in used[:SHOWN]])
     rows = [
         (
             f"{row.segment:#x}",
-            size_text(row.nbytes),
+            size,
             ", ".join(pids.get(client, "a process that has ended") for client in row.holders),
             str(row.messages) if row.messages else "",
         )
-        for row in used[:SHOWN]
+        for row, size in zip(used, sizes, strict=False)
     ]
     total = size_text(sum(row.nbytes for row in used))
     return Table(
         f"shared memory of processes of nbparallel.multiprocessing: {total} in {len(used)} "
         f"segment{'s' * (len(used) != 1)}",
-        ("segment", "size", "used by", "messages in flight"),
+        ("segment", unit, "used by", "messages in flight"),
         rows,
         f"… and {len(used) - SHOWN:,} smaller ones" if len(used) > SHOWN else "",
     ).without_empty_columns()

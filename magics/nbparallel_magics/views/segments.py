@@ -2,51 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import rank_list
-from nbparallel.errors.text.table import Table
-from nbparallel.wire.units import size_text
+from nbparallel.errors.text.table import SHOWN as FOLD
+from nbparallel.errors.text.table import Table, bar
+from nbparallel.wire.segments import creator_of
+from nbparallel.wire.units import size_column, size_text
 
 if TYPE_CHECKING:
+    from nbparallel.session.monitoring.segments import SharedSegment
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.who import SessionNames
 
-SHOWN = 50
-"""Rows of the table; `Session.statistics` has all."""
+MOST = 50
+"""Rows of the table; ``--all`` and `Session.statistics` have all."""
 _NAMES = 4
 """Names that are shown of one segment."""
 
 
-def segments_table(seen: SessionStatistics, names: SessionNames) -> Table:
+def segments_table(seen: SessionStatistics, names: SessionNames, *, internals: bool = False) -> Table:
     """Return a row for each segment of a session, the largest first, and below them the sums.
 
-    `names` has those on idle ranks.
+    `names` has those on idle ranks.  What each rank has by itself under one name is one row, unless ids and
+    phases are wanted (`internals`).
     """
     from nbparallel_widgets.panel_memory import NO_NAME, used_by  # not when the extension is loaded
 
     of_ranks = _names_of_ranks(names)
-    rows = [
-        (
+    strategies, makers = ({getattr(s, what) for s in seen.segments} for what in ("strategy", "maker"))
+    groups: dict[tuple[str, ...], list[SharedSegment]] = {}
+    for record in seen.segments:
+        own = not internals and [f"rank {rank}" for rank in record.ranks] == [record.maker]
+        row = (
             _names([*record.names, *of_ranks.get(record.segment, ())]) or NO_NAME,
             record.host,
-            size_text(record.nbytes),
-            used_by(record),
-            "no rank" if record.read_only else "every process" if record.writable else record.maker,
-            record.strategy or "?",
-            record.maker,
-            record.phase,
-            f"{record.segment & (1 << 64) - 1:#x}",
+            "" if own and not record.notebook else used_by(record),
+            "no process" if record.read_only else "all" if record.writable else record.maker,
+            (record.strategy or "?") * (internals or len(strategies) > 1),
+            ("itself" if own else record.maker) * (internals or len(makers) > 1),
+            record.phase * internals,
+            f"{record.segment & (1 << 64) - 1:#x}" * internals,
         )
-        for record in seen.segments[:SHOWN]
+        groups.setdefault(row, []).append(record)
+    most = len(groups) if internals else MOST
+    found = sorted(groups.items(), key=lambda group: -_nbytes(group[1]))
+    unit, texts = size_column([_nbytes(records) for _, records in found])
+    rows = [
+        (
+            f"{name} in {len(records)} segments" if len(records) > 1 else name,
+            host,
+            text,
+            bar(_nbytes(records) / (_nbytes(found[0][1]) or 1)),
+            users or rank_list(rank for record in records for rank in record.ranks),
+            *rest,
+        )
+        for ((name, host, users, *rest), records), text in zip(found[:most], texts, strict=False)
     ]
+    notes = [] if internals else [f"all {name}" for name in strategies if len(strategies) == 1]
+    notes += [] if internals else [f"made by {maker}" for maker in makers if len(makers) == 1]
+    if seen.free_nbytes is not None:
+        notes.append(f"{size_text(seen.free_nbytes)} more would fit")
+    if seen.pooled_nbytes:
+        notes.append(f"{size_text(seen.pooled_nbytes)} kept for the next arrays")
+    cut = len(found) > most
+    rest = [record for _, records in found[FOLD:] for record in records]
     return Table(
-        f"shared memory of this session: {total(seen)}",
-        ("names", "host", "size", "used by", "written by", "strategy", "made by", "phase", "segment"),
+        f"shared memory: {total(seen)}",
+        ("array", "host", unit, "", "used by", "may write", "strategy", "made by", "phase", "segment"),
         rows,
-        "\n".join(_foot(seen, no_name=NO_NAME if any(row[0] == NO_NAME for row in rows) else "")),
+        "\n".join(_foot(seen, no_name=NO_NAME if any(row[0].startswith(NO_NAME) for row in rows) else "")),
+        " · ".join(notes),
+        (
+            f"{len(found) - FOLD:,} more, {size_text(_nbytes(rest))}"
+            + f", the largest {most - FOLD} here" * cut
+        )
+        * (len(rows) > FOLD),
     ).without_empty_columns()
+
+
+def _nbytes(records: Sequence[SharedSegment]) -> int:
+    return sum(record.nbytes for record in records)
 
 
 def _names_of_ranks(names: SessionNames) -> dict[int, list[str]]:
@@ -60,24 +97,17 @@ def _names_of_ranks(names: SessionNames) -> dict[int, list[str]]:
             if seen.origin is not Origin.SHARED and seen.segment:
                 places.setdefault(seen.segment, []).append(rank)
         for segment, ranks in places.items():
-            found.setdefault(segment, []).append(f"{record.name} ({rank_list(ranks)})")
+            other = creator_of(segment) == 0 or len(ranks) > 1
+            found.setdefault(segment, []).append(record.name + f" ({rank_list(ranks)})" * other)
     return found
 
 
 def _foot(seen: SessionStatistics, *, no_name: str) -> Iterator[str]:
-    from nbparallel.sharing.arrays import kept_text
-
     if no_name:
         yield (
             f"{no_name}: the data of a copied object, an array in a list or an object, or what operations "
             "between ranks work in"
         )
-    if rest := seen.segments[SHOWN:]:
-        yield f"… and {len(rest):,} smaller ones, {size_text(sum(record.nbytes for record in rest))}"
-    if seen.pooled_nbytes:
-        yield kept_text(seen.pooled_nbytes)
-    if seen.free_nbytes is not None:
-        yield f"{size_text(seen.free_nbytes)} more would fit"
     if not seen.ledger_answered:
         yield "the supervisor did not answer within a second: the list of users is not complete"
 

@@ -2,61 +2,60 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from nbparallel.errors.text.table import Table
+from nbparallel.errors.text.table import SHOWN, Table
 from nbparallel.wire.messages import MOST_FRAME_NBYTES
-from nbparallel.wire.units import seconds_text, size_text
+from nbparallel.wire.units import size_column, size_text, time_column
 from nbparallel_magics.views.segments import total
 
 if TYPE_CHECKING:
-    from nbparallel.session.monitoring.activity import RankActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
+
+_TIMES = ("computing", "waiting", "moving")
 
 
 def status_table(seen: SessionStatistics) -> Table:
     """Return a row for each rank, and below them what is shared, of how much."""
-    rows = [
-        (str(rank.rank), rank.host, rank.state, _doing(rank), *_times(rank), *_process(rank))
-        for rank in seen.ranks
+    ranks = seen.ranks
+    states = Counter(rank.state for rank in ranks)
+    took_part = [any(getattr(rank, kind) for kind in _TIMES) for rank in ranks]
+    columns = {
+        "rank": [str(rank.rank) for rank in ranks],
+        "host": [rank.host for rank in ranks],
+        "state": [rank.state * (len(states) > 1) for rank in ranks],
+        "in": [f"{r.operation}, line {r.line}" if r.operation and r.line else r.operation for r in ranks],
+    }
+    unit, times = time_column([getattr(rank, kind) for kind in _TIMES for rank in ranks])
+    for i, kind in enumerate(_TIMES):
+        of_kind = times[i * len(ranks) :]
+        columns[f"{kind} ({unit})"] = [t * took for t, took in zip(of_kind, took_part, strict=False)]
+    columns["operations"] = [
+        "" if rank.operations is None else f"{rank.operations:,}" * took
+        for rank, took in zip(ranks, took_part, strict=True)
     ]
-    of = "; times and operations are of the last cell" * any(any(_times(rank)) for rank in seen.ranks)
-    where = " on each host" * any(rank.host for rank in seen.ranks)
+    for what, sizes in (
+        ("own memory", [rank.private_nbytes for rank in ranks]),
+        ("shared pages", [rank.mapped_nbytes for rank in ranks]),
+    ):
+        unit, texts = size_column(sizes)
+        columns[f"{what} ({unit})"] = [t * bool(r.pid) for t, r in zip(texts, ranks, strict=True)]
+    columns["threads"] = [str(rank.threads) * bool(rank.pid) for rank in ranks]
+    columns["pid"] = [str(rank.pid or "") for rank in ranks]
+    where = " on each host" * any(rank.host for rank in ranks)
     room = "" if seen.free_nbytes is None else f", {size_text(seen.free_nbytes)} more would fit{where}"
     kept = (
         f"; frames of failed cells, for %debug, hold {size_text(seen.frames_nbytes)}: each rank's at most "
         f"{size_text(MOST_FRAME_NBYTES)}, until its next cell"
     ) * bool(seen.frames_nbytes)
+    many = f"{len(ranks)} rank{'s' * (len(ranks) != 1)}"
     return Table(
-        f"{len(rows)} rank{'s' * (len(rows) != 1)}, started by {seen.start_method}{of}",
-        (
-            "rank", "host", "state", "in", "computing", "waiting", "moving", "operations", "own memory",
-            "shared pages", "threads", "pid",
-        ),
-        rows,
+        f"{many}: {', '.join(f'{n} {state}' if n < len(ranks) else state for state, n in states.items())}",
+        tuple(columns),
+        list(zip(*columns.values(), strict=True)),
         f"shared memory ({seen.strategy}): {total(seen)}{room}; open files of the notebook: "
         f"{seen.descriptors} of {seen.descriptor_limit}{kept}",
-    ).without_empty_columns()  # fmt: skip
-
-
-def _process(rank: RankActivity) -> tuple[str, ...]:
-    """Return what its process uses; nothing if that cannot be seen."""
-    if not rank.pid:
-        return ("",) * 4
-    memory = size_text(rank.private_nbytes), size_text(rank.mapped_nbytes)
-    return (*memory, str(rank.threads), str(rank.pid))
-
-
-def _times(rank: RankActivity) -> tuple[str, ...]:
-    """Return where the rank's time in the last cell has gone; nothing if it took no part."""
-    seconds = (rank.computing, rank.waiting, rank.moving)
-    if not any(seconds):
-        return ("",) * 4
-    operations = "" if rank.operations is None else f"{rank.operations:,}"
-    return (*map(seconds_text, seconds), operations)
-
-
-def _doing(rank: RankActivity) -> str:
-    if not rank.operation:
-        return ""
-    return f"{rank.operation}, line {rank.line}" if rank.line else rank.operation
+        f"started by {seen.start_method}" + "; times and operations are of the last cell" * any(took_part),
+        f"{len(ranks) - SHOWN} more ranks" * (len(ranks) > SHOWN),
+    ).without_empty_columns()

@@ -1,59 +1,112 @@
-"""``%parallel_who``: one table of the names of the notebook and of all ranks."""
+"""``%parallel_who``: the names of the notebook and of all ranks, in groups."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from nbparallel.errors import label_of_rank, rank_list
+from nbparallel.errors import rank_list
 from nbparallel.errors.text.table import Table
+from nbparallel.wire.units import size_column
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.who import NameStatistics, SessionNames
-    from nbparallel.wire.inspection import VariableInfo
 
-_ONLY_HERE = 30
-"""Names of the notebook alone that are listed."""
+_LISTED = 30
+"""Names of a group that are listed, runs of numbered names as one; ``--all`` lists all."""
+_RUN = 4
+"""Numbered names that look alike are a run from so many on."""
+_ORIGINS = {"own": "made there", "copied": "copied", "shared": "shared"}
+_LONG_NUMBER = re.compile(r"\d{5,}")
+_ORDER = ("differs", "shared, all", "shared, ranks", "shared", "copied", "made", "only")
+"""How groups begin, in their order."""
 
 
-def who_table(seen: SessionNames) -> Table:
-    """Return a row for each name that some rank has, and notes below."""
+def who_table(seen: SessionNames, *, every: bool = False) -> Table:
+    """Return a row for each group of names, and notes below; `every`: with each name."""
+    groups: dict[str, list[NameStatistics]] = {}
+    for record in seen.names:
+        if record.ranks or seen.answered:
+            groups.setdefault(_how(record, seen.answered), []).append(record)
+    order = sorted(groups, key=lambda how: ([how.startswith(word) for word in _ORDER].index(True), how))
+    unit, sizes = size_column([sum(map(_nbytes, groups[how])) for how in order])
     rows = [
-        (
-            record.name,
-            _how(record),
-            record.notebook.looks if record.notebook else "",
-            _on_ranks(record, seen.answered),
-        )
-        for record in seen.names
-        if record.ranks
+        (how, str(len(groups[how])), _listed(groups[how], every), size if size != "0" else "")
+        for how, size in zip(order, sizes, strict=True)
     ]
-    names = f"{len(rows)} name{'s' * (len(rows) != 1)}"
+    count = sum(bool(record.ranks) for record in seen.names)
+    names = f"{count} name{'s' * (count != 1)}"
     title = f"{names} on {rank_list(seen.answered)}" if seen.answered else "no rank answered"
-    return Table(title, ("name", "how", "in the notebook", "on ranks"), rows, "\n".join(_foot(seen)))
+    head = ("how", "names", "which", unit)
+    return Table(title, head, rows, "\n".join(_foot(seen))).without_empty_columns()
 
 
-def _on_ranks(record: NameStatistics, answered: Sequence[int]) -> str:
+def _how(record: NameStatistics, answered: Sequence[int]) -> str:
+    """Return what is said of a name; equal words make a group."""
+    if not record.ranks:
+        return "only in the notebook"
+    first = next(iter(record.ranks.values()))
+    if record.how == "differs":
+        how = "differs between ranks"
+    elif record.how == "shared":
+        how = "shared, all may write" if first.writable else "shared, ranks read"
+    elif record.how == "copied":
+        changed = [rank for rank, info in record.ranks.items() if info.as_delivered is False]
+        how = f"copied, changed on {rank_list(changed)}" if changed else "copied"
+    else:
+        how = "made on ranks" + f", hides {record.hides}" * bool(record.hides)
+    if record.outdated:
+        how = "shared, older than the notebook's" if record.notebook else "shared, deleted in the notebook"
+    if tuple(record.ranks) != tuple(answered):
+        how += f", only on {rank_list(record.ranks)}"
+    return how
+
+
+def _listed(records: Sequence[NameStatistics], every: bool) -> str:
+    """Return names with what they are; those with one number after another in one."""
+    items: list[str] = []
+    ordered = sorted(records, key=lambda record: _natural(record.name))
+    for _, some in groupby(ordered, key=lambda r: (_natural(r.name)[0], re.sub(r"\d+", "", _looks(r)))):
+        named = [f"{record.name} {_looks(record)}".rstrip() for record in some]
+        items += named if len(named) < _RUN or every else [f"{named[0]} … {named[-1]}"]
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED and not every else ""
+    return ", ".join(items[: None if every else _LISTED]) + more
+
+
+def _natural(name: str) -> tuple[str, int]:
+    digits = re.search(r"\d*$", name)
+    number = digits[0] if digits else ""
+    return name.removesuffix(number), int(number or -1)
+
+
+def _looks(record: NameStatistics) -> str:
+    """Return what a name is: on the ranks, and in the notebook where that differs."""
+    here = record.notebook
     groups: dict[str, list[int]] = {}
-    for rank, seen in record.ranks.items():
-        groups.setdefault(_looks(seen, record), []).append(rank)
-    # as a list, which would be long if it named all hosts
-    everywhere = (
-        label_of_rank.get()(next(iter(record.ranks)))
-        and len(groups) == 1
-        and len(record.ranks) == len(answered)
+    for rank, info in record.ranks.items():
+        looks = _LONG_NUMBER.sub(lambda found: f"{int(found[0]):_}".replace("_", "\u202f"), info.looks)
+        origin = f", {_ORIGINS[info.origin]}" * (len({i.origin for i in record.ranks.values()}) > 1)
+        groups.setdefault(looks.removeprefix("ndarray ") + origin, []).append(rank)
+    if len(groups) > 1:
+        return f"({'; '.join(f'{rank_list(ranks)}: {looks}' for looks, ranks in groups.items())})"
+    looks = next(iter(groups), "")
+    part = f", part of {record.view_of}" * bool(record.view_of)
+    other = here is not None and any(
+        record.how == "own" or info.looks != here.looks for info in record.ranks.values()
     )
-    return "\n".join(
-        f"{'these ranks' if everywhere else rank_list(ranks)}: {looks}" for looks, ranks in groups.items()
-    )
+    return f"{looks}{part}{f' (here {here.looks})' if here is not None and other else ''}"
+
+
+def _nbytes(record: NameStatistics) -> int:
+    """Return the bytes of a name's arrays: shared memory counts once."""
+    return sum({(s.segment or -rank - 1, s.start): s.nbytes for rank, s in record.ranks.items()}.values())
 
 
 def _foot(seen: SessionNames) -> Iterator[str]:
-    only = [record.name for record in seen.names if not record.ranks]
-    if only and seen.answered:
-        more = f" and {len(only) - _ONLY_HERE} more" if len(only) > _ONLY_HERE else ""
-        listed = ", ".join(only[:_ONLY_HERE])
-        yield f"only in the notebook, until a cell for ranks names them: {listed}{more}"
+    if any(not record.ranks for record in seen.names) and seen.answered:
+        yield "only in the notebook: until a cell for ranks names them"
     if seen.left_out:
         yield f"{seen.left_out:,} more names of ranks are not listed"
     if seen.busy:
@@ -65,26 +118,3 @@ def _foot(seen: SessionNames) -> Iterator[str]:
         problems.setdefault(problem, []).append(rank)
     for problem, ranks in problems.items():
         yield f"{rank_list(ranks)} did not answer{': ' + problem if problem else ' within a second'}"
-
-
-def _looks(seen: VariableInfo, record: NameStatistics) -> str:
-    """Return what a rank has, compared with the notebook's as far as that is known."""
-    if seen.origin == "copied" and seen.as_delivered is not None:
-        changed = "" if record.notebook and record.notebook.looks == seen.looks else f"{seen.looks}, "
-        return f"{changed}{'as it was sent' if seen.as_delivered else 'changed there'}"
-    same = record.notebook is not None and record.notebook.looks == seen.looks and seen.origin == "shared"
-    return "the same" if same else seen.looks
-
-
-def _how(record: NameStatistics) -> str:
-    if record.how == "shared":
-        how = "shared, ranks may write" if next(iter(record.ranks.values())).writable else "shared"
-    else:
-        how = {"own": "made on ranks", "differs": "differs between ranks"}.get(record.how, record.how)
-    if record.view_of:
-        how += f", part of {record.view_of}"
-    if record.hides:
-        how += f", hides {record.hides}"
-    if not record.outdated:
-        return how
-    return f"{how}, older than the notebook's" if record.notebook else f"{how}, deleted in the notebook"

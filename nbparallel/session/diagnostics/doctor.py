@@ -12,10 +12,9 @@ import os
 import platform
 import resource
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -240,9 +239,8 @@ MAPS_FREE = 10_000
 MEMORY_FREE = 1 << 30
 SMALL_SHM = 1 << 30
 """Docker's default is 64 MiB."""
-WIDTH = 76
-"""Characters of a line."""
 OLDEST_IPYKERNEL = (6, 29)
+VERSIONS = "versions"
 
 
 class Severity(enum.IntEnum):
@@ -269,6 +267,8 @@ class Finding:
     """What to do; empty if there is nothing to do."""
     host: str = ""
     """The host that it is about; empty: this machine."""
+    brief: str = ""
+    """What was seen in some words, for where all is well; empty: the subject."""
 
 
 class Examination(TableView, tuple[Finding, ...]):
@@ -284,16 +284,20 @@ class Examination(TableView, tuple[Finding, ...]):
             for state in (Severity.PROBLEM, Severity.WARNING)
             if counts[state]
         ]
-        rows = [(f.host, f.subject, f.state.name.lower(), _paragraphs(f)) for f in self]
+        bad = len(self) - counts[Severity.OK]
+        rows = [
+            (f.host, f.subject, f.state.name.lower(), f"{f.seen}\n→ {f.advice}" if f.advice else f.seen)
+            for f in self
+        ]
         where = "this machine and the hosts" if any(f.host for f in self) else "this machine"
-        title = f"{where}: {', '.join(wrong)}" if wrong else f"{where}: nothing is wrong"
+        subjects = ", ".join(dict.fromkeys(finding.subject for finding in self[:bad]))
+        title = f"{where}: {', '.join(wrong) or 'nothing is wrong'}{f': {subjects}' * bool(bad)}"
         head = ("host", "what", "state", "seen, and what to do")
-        return Table(title, head, rows).without_empty_columns()
-
-
-def _paragraphs(finding: Finding) -> str:
-    advice = f"→ {finding.advice}" if finding.advice else ""
-    return "\n".join(line for part in (finding.seen, advice) for line in textwrap.wrap(part, WIDTH))
+        passed = dict.fromkeys(f.brief or f.subject for f in self[bad:] if f.subject != VERSIONS)
+        foot = f"{len(self) - bad} checks passed: {' · '.join(passed)}" * bool(passed)
+        note = next((f.brief for f in self if f.subject == VERSIONS), "")
+        failed = bool(counts[Severity.PROBLEM])
+        return Table(title, head, rows, foot, note, "each check", bad, failed).without_empty_columns()
 
 
 def examine(
@@ -312,10 +316,10 @@ def examine(
     return Examination(sorted(found, key=lambda finding: -finding.state))
 
 
-def _at_least(enough: float, subject: str, figure: float, seen: str, remedy: str) -> Finding:
+def _at_least(enough: float, subject: str, figure: float, seen: str, remedy: str, brief: str = "") -> Finding:
     """Return the finding about a figure that must reach a minimum; less is a warning."""
     if figure >= enough:
-        return Finding(subject, Severity.OK, seen)
+        return Finding(subject, Severity.OK, seen, brief=brief)
     return Finding(subject, Severity.WARNING, seen, remedy)
 
 
@@ -338,6 +342,7 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         math.inf if files.soft is None else files.soft - used,
         f"{used} in use of at most {_text(files.soft)} a process",
         _raise("-n", files, "or %sharing_strategy file_region"),
+        f"{used} of {_text(files.soft)} open files",
     )
     tightest = min(machine.tasks, key=lambda limit: limit.most - limit.used, default=None)
     yield _at_least(
@@ -376,7 +381,7 @@ def _processors(machine: Machine) -> Iterator[Finding]:
     if machine.quota is not None:
         seen += f"; the container may use the time of {machine.quota:g} (cgroup quota)"
     remedy = "ranks take turns here: everything works, nothing gets faster; give the container or job more"
-    yield _at_least(2, "CPUs", usable, seen, remedy)
+    yield _at_least(2, "CPUs", usable, seen, remedy, f"{usable} CPUs")
     libraries = ", ".join(f"{name} {threads}" for name, threads in machine.blas) or "none loaded"
     yield _at_least(
         max((threads for _, threads in machine.blas), default=0),
@@ -394,7 +399,9 @@ def _versions(machine: Machine) -> Finding:
     ipykernel = machine.versions.get("ipykernel", "")
     recent = not ipykernel or _numbers(ipykernel) >= OLDEST_IPYKERNEL
     advice = 'pip install --upgrade "ipykernel>=6.29"'
-    return _at_least(True, "versions", recent, f"{known}; {machine.system}", advice)
+    python, numpy = (machine.versions.get(name, "?") for name in ("Python", "numpy"))
+    brief = f"Python {python} · numpy {numpy} · {machine.system.partition(',')[0]}"
+    return replace(_at_least(True, VERSIONS, recent, f"{known}; {machine.system}", advice), brief=brief)
 
 
 def findings(
@@ -416,7 +423,8 @@ def findings(
 
 def _starting(machine: Machine, start_method: str) -> Finding:
     if not machine.refused:
-        return Finding("starting ranks", Severity.OK, f"start method {start_method}; nothing is refused")
+        seen = f"start method {start_method}; nothing is refused"
+        return Finding("starting ranks", Severity.OK, seen, brief=f"ranks start by {start_method}")
     seen = "; ".join(f"{call} is refused: {reason}" for call, reason in machine.refused.items())
     return Finding(
         "starting ranks",
@@ -435,6 +443,7 @@ def _strategies(machine: Machine) -> Iterator[Finding]:
             "sharing strategies",
             Severity.OK,
             f"{', '.join(usable)} work here; {machine.strategy} is the current one",
+            brief=f"strategies that work: {len(usable)}",
         )
     for name, reason in missing.items():
         state = Severity.PROBLEM if name == machine.strategy else Severity.WARNING
@@ -463,9 +472,8 @@ def _memory(machine: Machine) -> Iterator[Finding]:
     for limit in machine.free:
         state = Severity.OK if limit.free >= MEMORY_FREE else Severity.WARNING
         advice = "delete large variables, close other programs, or raise the limit (Docker: --memory)"
-        yield Finding(
-            "memory", state, f"{size_text(limit.free)} free on {limit.where}", advice if state else ""
-        )
+        seen = f"{size_text(limit.free)} free on {limit.where}"
+        yield Finding("memory", state, seen, advice if state else "", brief=seen)
 
 
 def usable_cpus(machine: Machine) -> int:

@@ -16,7 +16,7 @@ def shown(outcome: CellOutcome) -> str:
     assert outcome.status == "ok", outcome.traceback
     (display,) = outcome.displays
     html = re.sub(r"<[^>]*>", " ", display["text/html"])
-    words = re.findall(r"\w+", display["text/plain"])
+    words = re.findall(r"\w+", display["text/plain"].replace(": with --all", ""))
     assert set(words) <= set(re.findall(r"\w+", html)), "text and HTML tell the same"
     return str(display["text/plain"])
 
@@ -38,28 +38,20 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     kernel.run("%%parallel -n 2\nx.sum();")
     kernel.run("%%rank 1\nmine = nbp.zeros(1 << 18)\npart = x[5:]")
     text = shown(kernel.run("%parallel_segments"))
-    assert text.startswith("shared memory of this session: 3.0 MiB in 2 segments\n")
-    rows = {line.split("  ")[0]: re.split(r"\s{2,}", line) for line in text.splitlines()[2:4]}
-    assert rows["view, x, part (rank 1)"][1:] == [
-        "1.0 MiB",
-        "notebook, ranks 0-1",
-        "notebook",
-        "file_descriptor",
-        "notebook",
-        "live",
-        "0x1",
+    lines = [re.split(r"\s{2,}", line) for line in text.splitlines()]
+    assert lines[:4] == [
+        ["shared memory: 3.0 MiB in 2 segments"],
+        ["array", "MiB", "used by", "may write", "made by"],
+        ["mine", "2.0", "█" * 10, "rank 1", "all", "itself"],
+        ["view, x, part (rank 1)", "1.0", "█" * 5, "notebook, ranks 0-1", "notebook", "notebook"],
     ]
-    theirs = rows["mine (rank 1)"]
-    assert theirs[1:-1] == [
-        "2.0 MiB",
-        "rank 1",
-        "every process",
-        "file_descriptor",
-        "rank 1",
-        "live",
-    ]
-    assert theirs[-1].startswith("0x")
-    assert "more would fit" in text
+    assert re.fullmatch(r"all file_descriptor · [\d.]+ GiB more would fit", text.splitlines()[4])
+    mine, x = (
+        re.split(r"\s{2,}", line) for line in shown(kernel.run("%parallel_segments --all")).splitlines()[2:4]
+    )
+    assert mine[:-1] == ["mine", "2.0", "█" * 10, "rank 1", "all", "file_descriptor", "rank 1", "live"]
+    assert int(mine[-1], 16) > 1
+    assert x[-3:] == ["notebook", "live", "0x1"]
 
 
 @pytest.mark.slow
@@ -68,8 +60,10 @@ def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     loaded(kernel, prestarted=False)
     text = shown(kernel.run("%parallel_doctor"))
     assert text.startswith("this machine: ")
+    every = shown(kernel.run("%parallel_doctor --all"))
     for subject in ("starting ranks", "sharing strategies", "/dev/shm", "open files", "CPUs", "versions"):
-        assert f"\n{subject}  " in text
+        assert f"\n{subject}  " in every
+    assert "checks passed: ranks start by forkserver · " in text
     assert kernel.descendants() == []
     kernel.run("%%parallel -n 2\nx = 1")
     before = {record.pid for record in kernel.descendants()}
@@ -89,19 +83,24 @@ def test_who_has_which_name(shared_kernel: Kernel) -> None:
     kernel.run("%%rank 2\nalone = {}")
     text = shown(kernel.run("%parallel_who"))
     assert text.splitlines()[0] == "6 names on ranks 0-2"
-    rows = [re.split(r"\s{2,}", line) for line in text.splitlines()[2:-1]]
+    rows = [re.split(r"\s{2,}", line) for line in text.splitlines()[1:-1]]
     assert rows == [
-        ["alone", "made on ranks", "rank 2: dict of 0"],
-        ["double", "copied", "function", "ranks 0-2: as it was sent"],
-        ["mixed", "differs between ranks", "rank 0: str of 3"],
-        ["", "ranks 1-2: int"],
-        ["part", "made on ranks, part of x", "ranks 0-2: ndarray (2, 2) float64"],
-        ["words", "copied", "list of 3", "ranks 0-2: as it was sent"],
-        ["x", "shared", "ndarray (6, 2) float64", "ranks 0-2: the same"],
+        ["how", "names", "which", "B"],
+        ["differs between ranks", "1", "mixed (rank 0: str of 3; ranks 1-2: int)"],
+        ["shared, ranks read", "1", "x (6, 2) float64", "96"],
+        ["copied", "2", "double function, words list of 3"],
+        ["made on ranks", "1", "part (2, 2) float64, part of x", "96"],
+        ["made on ranks, only on rank 2", "1", "alone dict of 0"],
+        ["only in the notebook", "1", "unused"],
     ]
-    assert text.splitlines()[-1] == "only in the notebook, until a cell for ranks names them: unused"
+    assert text.splitlines()[-1] == "only in the notebook: until a cell for ranks names them"
     kernel.run("x = x[1:]\n%share x")
-    assert re.search(r"\nx +shared, older than the notebook's", shown(kernel.run("%parallel_who")))
+    changed = "%%parallel -r 1\nwords.append(1); double = 3"
+    assert kernel.run(changed).status == "ok"
+    text = shown(kernel.run("%parallel_who"))
+    assert re.search(r"\nshared, older than the notebook's +1  x \(6, 2\) float64 \(here ", text)
+    assert re.search(r"\ncopied, changed on rank 1 +1  words ", text)
+    assert "double (ranks 0, 2: function, copied; rank 1: int, made there)" in text
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_switching_with_an_option(notebook: Any, strategies: Any, tmp_path: Any)
     assert text.startswith(f"sharing strategy: mmap (directory={folder} ")
     assert text.endswith(" for new arrays; those that are shared already stay as they are\n")
     assert text.count("\n") == 1
-    assert f"current directory={folder}" in plain(notebook.run("%sharing_strategy"))
+    assert f">current directory={folder} " in notebook.run("%sharing_strategy").outputs[0].data["text/html"]
     assert strategies.find_strategy().directory == str(folder)
     notebook.run("%sharing_strategy mmap 'directory={folder}' allow_network=False")
     assert strategies.choice().options["mmap"] == {"directory": str(folder), "allow_network": False}

@@ -68,7 +68,14 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     """Nothing is wrong, and the title says so."""
     assert {finding.state for finding in found().values()} == {Severity.OK}
     assert not any(finding.advice for finding in found().values())
-    assert Examination(found().values()).table().title == "this machine: nothing is wrong"
+    assert repr(Examination(found().values())).splitlines() == [
+        "this machine: nothing is wrong",
+        "Python 3.12.1 · numpy 2.1 · Linux",
+        "12 checks passed: ranks start by forkserver · strategies that work: 3 · reading in place · 8.0 GiB "
+        "free on this machine (16.0 GiB of memory) · /dev/shm · 90 of 4,096 open files · processes · mappings"
+        " · 8 CPUs · BLAS threads · stale names",
+        "… each check: with --all",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,10 +152,16 @@ def test_the_worst_comes_first() -> None:
     bad = replace(GOOD, refused={"eventfd": "not here"}, shm=(0, 0), max_maps=9)
     examination = Examination(sorted(findings(bad), key=lambda finding: -finding.state))
     lines = repr(examination).splitlines()
-    assert lines[0] == "this machine: 1 problem, 2 warnings"
+    title = "this machine: 1 problem, 2 warnings: starting ranks, /dev/shm, mappings"
+    assert lines[0] == title
     assert lines[2].split("  ")[0] == "starting ranks"
-    assert max(map(len, lines)) < 110
-    assert "1 problem, 2 warnings" in examination._repr_html_()
+    assert max(map(len, lines[:-1])) < 110
+    above, fold = examination._repr_html_().split("<details>")
+    assert f'--jp-error-color1,#d32f2f)">{title}</b>' in above
+    assert above.count('scope="row"') == 3
+    assert "9 checks passed: " in above
+    assert 'scope="row"' in fold
+    assert "#d32f2f" not in Examination(found(shm=(0, 0)).values())._repr_html_(), "a warning is no failure"
 
 
 def test_this_machine_can_be_looked_at() -> None:
