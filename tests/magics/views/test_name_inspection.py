@@ -67,7 +67,7 @@ def test_the_doctor_starts_nothing(kernel: Kernel) -> None:
     assert kernel.descendants() == []
     kernel.run("%%parallel -n 2\nx = 1")
     before = {record.pid for record in kernel.descendants()}
-    assert "ipykernel" in shown(kernel.run("%parallel_doctor"))
+    assert "ipykernel" in shown(kernel.run("%parallel_doctor --all"))
     assert {record.pid for record in kernel.descendants()} == before
 
 
@@ -95,7 +95,7 @@ def test_who_has_which_name(shared_kernel: Kernel) -> None:
     ]
     assert text.splitlines()[-1] == "only in the notebook: until a cell for ranks names them"
     kernel.run("x = x[1:]\n%share x")
-    changed = "%%parallel -r 1\nwords.append(1); double = 3"
+    changed = "%%parallel -r 1\nwords[0] = 'z'; double = 3"
     assert kernel.run(changed).status == "ok"
     text = shown(kernel.run("%parallel_who"))
     assert re.search(r"\nshared, older than the notebook's +1  x \(6, 2\) float64 \(here ", text)
