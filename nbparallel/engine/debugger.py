@@ -301,4 +301,9 @@ class _Questions(io.StringIO):
         self._ask = ask
 
     def readline(self, _size: int | None = -1, /) -> str:  # type: ignore[override]  # as StringIO has it
-        return self._ask("(Pdb) ") + "\n"
+        try:
+            return self._ask("(Pdb) ") + "\n"
+        except InputRefusedError as error:
+            if str(error).endswith(EOFError.__name__):  # a terminal's Ctrl-D
+                return ""
+            raise

@@ -88,6 +88,11 @@ class TaskOutput:
         if hasattr(self._sink, "progress"):
             self._show("progress", text)
 
+    def show_now(self) -> None:
+        """Have a sink that waits for more show what it has."""
+        if hasattr(self._sink, "show_now"):
+            self._show("show_now")
+
     def forget(self) -> None:
         """Drop what was kept, which the result holds; later output is only passed on."""
         self._kept = 0

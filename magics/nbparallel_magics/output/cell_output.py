@@ -303,6 +303,11 @@ class CellOutput:
         elif self._in_place and self._lines.has(NO_RANK, "stdout"):
             self.clear(NO_RANK, wait=False)
 
+    def show_now(self) -> None:
+        """Show what has come: the user is about to be asked."""
+        with self._showing:
+            self._show_new()
+
     def finish(self) -> None:
         """Show what is left, in its final order; what comes later is shown as it comes.
 

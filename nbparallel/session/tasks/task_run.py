@@ -434,6 +434,7 @@ class TaskRun:
             try:
                 if alarm is not None:
                     alarm.start()
+                self.output.show_now()
                 ask_user(questions[0], interrupts)
             finally:
                 pool.listen(lambda *_: None)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from nbparallel import Session
 from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.output import cell_output
 from nbparallel_magics.output.cell_output import CellOutput
@@ -286,3 +287,20 @@ def test_a_terminal_shows_new_lines_below_much_text_at_once(monkeypatch: pytest.
     out.stream(0, "stdout", "more\n")
     wait_until_shown(page, "more")
     out.finish()
+
+
+def test_who_is_asked_sees_what_was_printed_before(
+    two_ranks: Session, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a debugger's last command stands above its next prompt."""
+    monkeypatch.setattr(cell_output, "INTERVAL", 60.0)
+    seen: list[str] = []
+
+    def answer(prompt: str) -> str:
+        seen.append(page.text)
+        return prompt
+
+    monkeypatch.setattr("builtins.input", answer)
+    cell = "print('first')\ninput('one? ')\nprint('second')\ninput('two? ')"
+    two_ranks.run(cell, ranks=[0], sink=CellOutput(page))
+    assert [text.split()[-1] for text in seen] == ["first", "second"]

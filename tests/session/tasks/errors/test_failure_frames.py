@@ -82,3 +82,14 @@ def test_only_a_notebook_has_them_kept(two_ranks: Session) -> None:
     assert two_ranks.statistics().frames_nbytes == 0
     assert two_ranks.run("nbp.alive() is None", ranks=[0]).values[0]
     assert "its frames are gone" in refusal(two_ranks, failed)
+
+
+def test_the_end_of_a_terminals_input_ends_it(keeping: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-D leaves the debugger, as it leaves Python's own."""
+    failed = failed_ns(keeping, "1 / 0")
+
+    def end(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", end)
+    keeping.perform(debug_task(failed), ranks=(0,))
