@@ -266,7 +266,8 @@ class HostRun(TaskRun):
         for host, tasks in self._tasks.items():
             self.task = self.task or tasks[self.hosts[host][0]]
             names = self._host_pool.place.hosts if whole and runs_user_code(self.task) else ()
-            task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, names)
+            epoch = self._host_pool.epoch
+            task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, epoch, names)
             parts[host] = pickle.dumps((task,), 5)
         self.running = list(self.hosts)
         self._host_pool.task = number
@@ -336,6 +337,8 @@ class HostRun(TaskRun):
         steps.timed_out |= ended.timed_out
         steps.interrupted_for_peer |= ended.freed
         ranks = self.hosts[host]
+        if any(not (end := self.outcomes[rank]).ok or end.invalidates_epoch for rank in ranks):
+            self._host_pool.epoch += 1
         if not all(self.outcomes[rank].ok for rank in ranks):
             self._host_pool.changed.add(
                 host

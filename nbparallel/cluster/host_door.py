@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel.errors import ChannelClosedError, HostBoundaryError, rank_list
+from nbparallel.wire.control import ControlView, SlotRecord
+from nbparallel.wire.control_layout import ARRIVE
 from nbparallel.wire.frames import DOOR_HEAD, DoorKind, Octets
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import ready
 
 INSIDE_HOSTS = (
-    "only barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, reduce_scatter, all_to_all "
-    "and dist's average_gradients, assert_same and batches cross hosts, in a cell on all ranks: use one of "
-    "these, or pass group=dist.host_group(), the ranks of this host"
+    "only messages, barrier, broadcast, reduce, all_reduce, gather, all_gather, scatter, reduce_scatter, "
+    "all_to_all and dist's average_gradients, assert_same and batches cross hosts, in a cell on all ranks: "
+    "use one of these, or pass group=dist.host_group(), the ranks of this host"
 )
 
 
@@ -56,7 +58,7 @@ class HostPlace(WorldPlace):
     @property
     def ranks(self) -> range:
         """The ranks of this host."""
-        return range(self.firsts[self.index], self.firsts[self.index + 1])
+        return self.ranks_of(self.index)
 
     @property
     def part(self) -> int:
@@ -73,9 +75,26 @@ class HostPlace(WorldPlace):
         """Why no rank may ask the user."""
         return "this rank is on a host of a cluster"
 
+    def index_of(self, rank: int) -> int:
+        """Return which of the hosts has a rank."""
+        return bisect_right(self.firsts, rank) - 1
+
     def host_of(self, rank: int) -> str:
         """Return the name of a rank's host."""
-        return self.hosts[bisect_right(self.firsts, rank) - 1]
+        return self.hosts[self.index_of(rank)]
+
+    def ranks_of(self, host: int) -> range:
+        """Return the ranks of a host, given by its index."""
+        return range(self.firsts[host], self.firsts[host + 1])
+
+    def around(self, rank: int) -> range:
+        """Return the ranks of a rank's host."""
+        return self.ranks_of(self.index_of(rank))
+
+    def awaited(self, view: ControlView, record: SlotRecord) -> list[int] | None:
+        """Return the first ranks of hosts that have not begun the exchange in which a rank waits."""
+        begun = {rank: view.words[exchange_word(view, rank)] for rank in self.firsts[:-1]}
+        return [rank for rank, number in begun.items() if number < record.sequence] or None
 
     def label_of(self, rank: int) -> str:
         """Return what messages say behind a rank's number."""
@@ -93,7 +112,16 @@ class HostPlace(WorldPlace):
         if not fds:
             return None
         module = importlib.import_module("nbparallel.cluster.host_operations")  # it stands on this module
-        return module.HostOperations(context, self, fds[0])
+        return module.HostOperations(context, self, *fds)
+
+    def mail(self, context: Any) -> Any:
+        """Return `RankMail`."""
+        return importlib.import_module("nbparallel.cluster.rank_mail").RankMail(context)
+
+
+def exchange_word(view: ControlView, rank: int) -> int:
+    """Return the word with the number of the exchange that a host's first rank has begun last."""
+    return view.word(rank, ARRIVE) + 1
 
 
 CHUNK = 1 << 20
@@ -140,7 +168,8 @@ class HostDoor:
         """Of the frame whose payload is being read; None: of none, the next head is."""
         self._part = self._missing = memoryview(bytearray(DOOR_HEAD.size))
         """The head or payload that comes next, and what has not come of it."""
-        self._number = 0
+        self.number = 0
+        """Of the exchange that has begun last."""
         self.ended: dict[int, DoorKind] = {}
         """Hosts from which no frame comes any more, and why."""
 
@@ -154,16 +183,16 @@ class HostDoor:
         check : callable
             Called at least every 50 ms with the hosts that are missing; raises if that has become hopeless.
         """
-        self._number += 1
+        self.number += 1
         for host in self._hosts:
             self._send(host, outgoing.get(host, ()))
         while (missing := [host for host in self._hosts if self._lacks(host)]) or self._outbox:
             check(missing)  # behind what has come: a host that sent its part may fail afterwards
             self._move()
-        return {host: self._incoming.pop((host, self._number)).buffers for host in self._hosts}
+        return {host: self._incoming.pop((host, self.number)).buffers for host in self._hosts}
 
     def _lacks(self, host: int) -> bool:
-        came = self._incoming.get((host, self._number))
+        came = self._incoming.get((host, self.number))
         return came is None or len(came.left) > 0
 
     def _send(self, host: int, buffers: Sequence[Octets]) -> None:
@@ -181,7 +210,7 @@ class HostDoor:
                     frame.append(part)
                 room -= len(part)
             size = CHUNK - room
-            self._outbox += [memoryview(DOOR_HEAD.pack(host, DoorKind.DATA, size, self._number)), *frame]
+            self._outbox += [memoryview(DOOR_HEAD.pack(host, DoorKind.DATA, size, self.number)), *frame]
 
     def _move(self) -> None:
         """Send what the socket takes, and read what it has; waits for at most one slice."""

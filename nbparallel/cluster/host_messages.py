@@ -58,6 +58,8 @@ class HostTask:
     """As for `Session.run`."""
     keep_messages: bool
     """Whether messages that no rank has received stay."""
+    epoch: int
+    """Grows when ranks of all hosts are to begin a new epoch: something has failed on one."""
     hosts: tuple[str, ...] = ()
     """Of user code on all ranks of several hosts: their names; its ranks call operations over hosts."""
 

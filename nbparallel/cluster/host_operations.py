@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbparallel.cluster.host_door import HostDoor, HostPlace
+from nbparallel.cluster.host_door import HostDoor, HostPlace, exchange_word
 from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.collectives.all_reduce import check_number
 from nbparallel.distributed.collectives.broadcast import READ_ONLY
@@ -120,14 +120,18 @@ class HostOperations:
 
     Parameters
     ----------
-    door : int
-        The socket that leads to the other leaders (`HostDoor`); it stays the caller's.
+    door, mail : int
+        The sockets that lead to the other leaders (`HostDoor`), and to the node for messages (`RankMail`);
+        they stay the caller's.
     """
 
-    def __init__(self, context: RankContext, place: HostPlace, door: int) -> None:
+    def __init__(self, context: RankContext, place: HostPlace, door: int, mail: int) -> None:
         self._context, self._place = context, place
-        # What fails on another host is recorded in this one's segment, too.
-        context.cell.peers += tuple(rank for rank in range(place.world_size) if rank not in place.ranks)
+        # What fails on another host, or waits there, is recorded in this one's segment, too.
+        context.cell.ranks = tuple(range(place.world_size))
+        context.cell.peers += tuple(rank for rank in context.cell.ranks if rank not in place.ranks)
+        context.mail.open(mail)
+        context.words[exchange_word(context.view, context.rank)] = 0
         self._door = HostDoor(door, place) if context.rank == place.ranks.start else None
         """None: another rank of this host is its leader."""
         self._hosts = list(place.parts.values())
@@ -140,7 +144,8 @@ class HostOperations:
         self._movements = Movements(range(self._size), self._rank)
 
     def close(self) -> None:
-        """Close this rank's end of the door (idempotent)."""
+        """Close this rank's ends (idempotent)."""
+        self._context.mail.close()
         if self._door is not None:
             self._door.close()
 
@@ -485,9 +490,10 @@ class HostOperations:
         assert self._door is not None, "only leaders exchange"
         context, rank, began = self._context, self._rank, time.monotonic_ns()
         context.view.write_slot(
-            rank, context.cell.number, State.WAITING, self._operation, line=self._line,
-            deadline=until is not None,
+            rank, context.cell.number, State.WAITING, self._operation, sequence=self._door.number + 1,
+            line=self._line, deadline=until is not None,
         )  # fmt: skip
+        context.words[exchange_word(context.view, rank)] = self._door.number + 1
         context.open = -1
         try:
             found = self._door.exchange(outgoing, lambda missing: self._check(missing, began, until))

@@ -153,6 +153,7 @@ class HostPool:
         self._linked: dict[tuple[str, str], int] = {}
         """Hosts that are connected, names in order; and the last task that does not use their link."""
         self.task = -1  # number of the last task that was sent
+        self.epoch = 0  # of all hosts together: what a rank sent in the last one no rank of another receives
         self.closed = False
         cluster.events(self)
 
@@ -272,6 +273,7 @@ class HostPool:
         A `StartError` about two that cannot reach each other names both.
         """
         here = set(self.place.hosts) - self._lost.keys()
+        self.epoch += bool(self.changed)
         for revived in self.ask(
             "take_revived", dict.fromkeys(self.changed & here, ()), START_SECONDS
         ).values():
@@ -394,6 +396,7 @@ class HostPool:
     def host_lost(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Record that a host is lost; should its node still run, it ends."""
         self._lost[host], self.starting = reason, ()
+        self.epoch += 1
         self._given_up = self._given_up | {host} if silent else self._given_up - {host}
         self._linked = {pair: task for pair, task in self._linked.items() if host not in pair}
         if (anchor := self._anchors.pop(host, None)) is not None:
@@ -432,6 +435,7 @@ class HostPool:
     def end(self, rank: int | None) -> None:
         """Restart a rank, or all."""
         hosts = self.place.hosts if rank is None else (self.place.host_of(rank),)
+        self.epoch += 1
         self.ask("restart", dict.fromkeys(hosts, (rank,)), START_SECONDS)
         self._forget(self.ranks if rank is None else [rank])
 

@@ -8,9 +8,11 @@ import pickle
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from nbparallel.cluster.host_door import HostPlace
+from nbparallel.cluster.host_mail import HostMail
 from nbparallel.cluster.host_messages import (
     INLINE,
     HostReport,
@@ -25,7 +27,6 @@ from nbparallel.errors import NbParallelError, label_of_rank
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_death import RankDeath
-from nbparallel.wire.frames import DOOR_HEAD, DoorKind
 from nbparallel.wire.messages import Display, Outcome
 from nbparallel.wire.system import roomy_pair
 
@@ -92,8 +93,6 @@ class NodeOutput(TaskOutput):
             self._changed.notify()
 
 
-DRAIN_SECONDS = 2.0
-"""How long the last frame of a task may take to leave."""
 BEGIN_SECONDS = 5.0
 """How long a task may take to get hold of the ranks; another one has them only by mistake."""
 
@@ -181,22 +180,20 @@ class Node:
 
     def _perform(self, session: NodeSession, task: HostTask, begun: threading.Event) -> None:
         output, (mine, theirs) = NodeOutput(self.port, task.number), roomy_pair()
-        with mine, theirs:
+        with mine, theirs, contextlib.ExitStack() as stack:
             try:
+                mail = None
                 if task.hosts:
-                    self.port.open_door(task.number, task.hosts, theirs)
-                fds = (mine.fileno(),) if task.hosts else ()
-                report = session.perform_task(task, output, begun.set, fds)
+                    open_door = partial(self.port.open_door, task.number, task.hosts)
+                    mail = stack.enter_context(contextlib.closing(HostMail(session.place, open_door)))
+                    open_door(theirs)
+                report = session.perform_task(task, output, begun.set, mail, mine)
             except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
                 report = HostReport(error=f"{type(error).__name__}: {error}")
             finally:
                 output.close()
-            mine.settimeout(DRAIN_SECONDS)
-            with contextlib.suppress(OSError):  # what carries the frames is gone, or takes none
-                if not report.error and all(outcome.ok for outcome in report.outcomes):
-                    mine.send(DOOR_HEAD.pack(0, DoorKind.ENDED, 0, 0))
-                else:  # the kernel notifies the other hosts
-                    mine.shutdown(socket.SHUT_RDWR)
+            if report.error or not all(outcome.ok for outcome in report.outcomes):
+                mine.shutdown(socket.SHUT_RDWR)  # the kernel notifies the other hosts
         begun.set()
         self._report = pickle.dumps(report, 5)
         inline = self._report if len(self._report) <= INLINE else b""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +14,7 @@ import numpy.typing as npt
 
 from nbparallel import sharing
 from nbparallel.cluster.host_door import HostPlace
+from nbparallel.cluster.host_mail import HostMail
 from nbparallel.cluster.host_messages import (
     SAME_ERRORS,
     FailureNotice,
@@ -20,6 +23,7 @@ from nbparallel.cluster.host_messages import (
     failed_outcome,
     lost_outcome,
 )
+from nbparallel.distributed.runtime.shared_arrays import decode_handle
 from nbparallel.errors import RankDiedError, SegmentLostError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
@@ -34,6 +38,8 @@ from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
+from nbparallel.wire.control import FailureKind
+from nbparallel.wire.frames import DOOR_HEAD, DoorKind
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.messages import Outcome, RankMemory, Task, runs_user_code
 from nbparallel.wire.name_updates import NameKind
@@ -114,6 +120,9 @@ class NodeSession(Session):
         self._told: tuple[int, FailureNotice | None] = 0, None
         self.arrays = NodeArrays()
         self._run: TaskRun | None = None
+        self._epoch = 0
+        self._mail: HostMail | None = None
+        """Of the last task in which messages crossed hosts."""
         self._revived: set[int] = set()
 
     def _ensure(self, interrupts: InterruptCounter) -> RankPool:
@@ -171,21 +180,36 @@ class NodeSession(Session):
             return self.arrays.lack(wanted, self._ensure(interrupts).broker)
 
     def perform_task(
-        self, task: HostTask, output: TaskOutput, begun: Callable[[], None], fds: tuple[int, ...]
+        self,
+        task: HostTask,
+        output: TaskOutput,
+        begun: Callable[[], None],
+        mail: HostMail | None,
+        exchange: socket.socket,
     ) -> HostReport:
-        """Perform one task of the kernel's; calls `begun` when interrupts reach it."""
+        """Perform one task of the kernel's; calls `begun` when interrupts reach it.
+
+        With `mail` its ranks send messages to those of other hosts, and the first one exchanges with theirs
+        by the other end of `exchange`.
+        """
         options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
         self.keep_messages = task.keep_messages
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             begun()
             pool = self._ensure(interrupts)
+            if task.epoch != self._epoch:
+                pool.invalidate_epoch()
+                self._epoch = task.epoch
             if late := sorted(self._revived.intersection(task.tasks)):  # the kernel took them for alive
                 return _not_begun(task, late)
             notes = self._ranks.take_notes()
             broker = pool.broker
             tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
+            fds = () if mail is None else (exchange.fileno(), mail.pokes.fileno())
             request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)
+            if mail is not None:
+                self._begin_mail(mail, run, exchange, interrupts)
             try:
                 with self._failing:
                     self._run = run
@@ -193,12 +217,38 @@ class NodeSession(Session):
                 if number == task.number and notice is not None:  # before the ranks of this host had begun
                     self.peer_failed(number, notice)
                 self._tasks.await_ranks(run, interrupts)
+                if mail is not None:
+                    mail.close()  # the report gives back the memory that it had attached
                 return _report(run, pool)
             finally:
                 with self._failing:
                     self._run = None
                 self.arrays.release()
                 self._record(run)
+
+    def _begin_mail(
+        self, mail: HostMail, run: TaskRun, exchange: socket.socket, interrupts: InterruptCounter
+    ) -> None:
+        store, broker, number = sharing.current_store(), run.rank_pool.broker, run.request.number
+
+        def attach(handle: bytes) -> npt.NDArray[Any]:
+            place = decode_handle(handle)
+            return store.attach(place, writable=place.writable, broker=broker)
+
+        def failed(rank: int, text: str) -> None:
+            self.peer_failed(number, FailureNotice(FailureKind.PEER, rank, text))
+
+        def abandoned() -> bool:
+            return run.escalation.ending or interrupts.count > interrupts.answered
+
+        def close() -> list[tuple[int, int]]:
+            if not run.deaths and all(outcome.ok for outcome in run.outcomes.values()):
+                with contextlib.suppress(OSError):  # what carries the frames is gone, or takes none
+                    exchange.send(DOOR_HEAD.pack(0, DoorKind.ENDED, 0, 0))
+            return mail.finish(abandoned)
+
+        mail.begin(run.control, self._mail, run.escalation.go_on, attach, failed)
+        self._mail, run.closing = mail, close
 
     def _record(self, run: TaskRun) -> None:
         """Keep what ranks have noted, for views of this session."""

@@ -106,7 +106,7 @@ class Communicator(
         self._first, self._behind = here.start, here.stop
         buffer = KeptBuffer(self._context)
         self._world = GroupCollectives(self._context, world_area(self._view, rank, here), buffer)
-        rings = RingPairs(self._view, self._context.waiter, rank)
+        rings = RingPairs(self._view, self._context.waiter, rank, here, self._context.mail)
         self._receiver = Receiver(self._context, rings)
         self._sender = Sender(self._context, rings, self._receiver.unexpected.take_in)
         self._group_table = GroupTable(self._context, self._sender, self._receiver, self._world, buffer)

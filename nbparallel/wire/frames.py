@@ -60,6 +60,8 @@ class DoorKind(enum.IntEnum):
     """All ranks of that host have ended the cell well: no frame follows."""
     CLOSED = 3
     """The link with that host is closed."""
+    MAIL = 4
+    """Of messages between ranks: it goes from node to node, and has its kind in place of a number."""
 
 
 class Kind(enum.IntEnum):

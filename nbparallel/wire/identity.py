@@ -69,6 +69,16 @@ class WorldPlace:
         `context` is the `RankContext`, `fds` came with the cell.
         """
 
+    def mail(self, context: Any) -> Any:
+        """Return what a rank's messages to ranks elsewhere need beside rings; None: all are here."""
+
+    def around(self, rank: int) -> range:
+        """Return the ranks on the machine of a rank."""
+        return self.ranks
+
+    def awaited(self, view: Any, record: Any) -> list[int] | None:
+        """Return the ranks for which one waits that is in no meeting of this machine; None: it goes on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Process:

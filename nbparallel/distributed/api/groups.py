@@ -85,8 +85,6 @@ class GroupOperations(OperationBase):
         if not isinstance(tag, str):
             raise TypeError(f"tag must be a string, not {type(tag).__name__}")
         members = checked_ranks(range(self.world_size) if ranks is None else ranks, self.world_size)
-        if self.rank in members:
-            self._context.place.check_reach(members, "a group that is made")
         return Group(members, tag)
 
     @untraced

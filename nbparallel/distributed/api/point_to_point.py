@@ -247,7 +247,8 @@ class PointToPoint(OperationBase):
         if isinstance(rank, int | np.integer) and rank == PROC_NULL and group_rank is None:
             return PROC_NULL
         other = state.ranks[state.group_rank(rank, group_rank, name)]
-        self._context.place.check_reach([other], f"a message with {name}={other} that is sent or received")
+        if self._across is None:
+            self._context.place.check_reach([other], f"a message with {name}={other} in this cell")
         return other
 
     @predefined

@@ -302,6 +302,7 @@ class GroupTable:
 
     def _open_area(self, state: GroupState, deadline_ns: int | None) -> SlotArea:
         context, ranks = self._context, state.ranks
+        context.place.check_reach(ranks, f"an operation of {state.group} that is called")
         memory: AnyArray
         if state.index > 0:
             packed = self._receiver.await_introduction(ranks[0], state.word, deadline_ns)

@@ -31,6 +31,7 @@ from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.store import Store
 from nbparallel.sharing.tensors import is_tensor, tensor_of
 from nbparallel.transfer import pickling
+from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.control_layout import RECORD
 
 
@@ -45,10 +46,10 @@ def loads(data: bytes | memoryview, store: Store) -> Any:
     return pickling.loads(data, store)
 
 
-ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, PLACE = range(1, 10)
+ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, PLACE, AWAY = range(1, 11)
 """Kinds of payloads: an inline array, one in shared memory, a handle of the sender's own array, a builtin, an
 inline pickle, a pickle in shared memory; a group's slot area, which is no user's message; an array whose
-content comes through a stream; where a private array lies."""
+content comes through a stream; where a private array lies; where content lies that the receiver asks for."""
 SHORT = 32 << 10
 """Bytes up to which an array is short: what a ring takes.  ``python -m benchmarks.operations.tuning``: the
 ordinary path takes more than twice as long at 3 and 12 KiB, and half as long again at 30 KiB."""
@@ -58,6 +59,9 @@ PRIVATE = (
     "view=True sends where an array lies, and this one's memory is private: share it first "
     "(`x = nbp.share(x)`), or send without view=True"
 )
+LARGEST_META = 1024
+"""Bytes of a description beside which content does not travel in the ring."""
+_BY_VALUE: Any = ByValue()
 _BUILTINS = (int, float, complex, bool, str, bytes, type(None))
 
 
@@ -148,6 +152,23 @@ class Packer:
             return Payload(PLACE, self.meta(array, tensor), place, array, array.nbytes)
         return self._pack_copy(array, ADOPTED if readers == 1 else VIEW, tensor)
 
+    def pack_away(self, x: Any) -> Payload:
+        """Return `x` as a payload for a rank elsewhere: a large one stays here until that asks for it."""
+        array = as_plain_array(x)
+        if array is None or len(self.meta(array)) > LARGEST_META:
+            data, meta, kind = pickling.dumps(x, _BY_VALUE).data, b"", OBJECT
+            if len(data) <= self._inline:
+                return Payload(kind, meta, data, nbytes=len(data))
+            array = np.frombuffer(data, np.uint8)
+        else:
+            tensor = array is not x and is_tensor(x)
+            if (payload := self._pack_inline(array, self._inline, tensor)) is not None:
+                return payload
+            meta = self.meta(array, tensor)
+        copy = self._pack_copy(array, AWAY, False)
+        copy.meta = meta
+        return copy
+
     def _pack_other(self, x: Any, inline: int) -> Payload:
         if type(x) in _BUILTINS:
             data = marshal.dumps(x)
@@ -218,7 +239,7 @@ class Packer:
         if (
             array.nbytes >= LEAST
             and array.flags.c_contiguous
-            and len(meta := self.meta(array, tensor)) <= 1024
+            and len(meta := self.meta(array, tensor)) <= LARGEST_META
         ):
             body = stream.offer(array.nbytes)
             if body is not None:
@@ -247,7 +268,7 @@ class Packer:
 
     def form(self, message: Envelope) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
         """Return dtype and shape of the array that a message brings, None if it brings none."""
-        if message.kind in (ARRAY, STREAMED, PLACE):
+        if message.kind in (ARRAY, STREAMED, PLACE) or (message.kind == AWAY and message.meta):
             form = self._forms.get(message.meta)
             if form is None:
                 form = pickle.loads(message.meta.removeprefix(TENSOR))

@@ -21,7 +21,15 @@ from nbparallel.distributed.point_to_point.matching import (
     Receive,
     UnexpectedMessages,
 )
-from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, STREAMED, Packer, brings_tensor
+from nbparallel.distributed.point_to_point.packing import (
+    ADOPTED,
+    ARRAY,
+    AWAY,
+    STREAMED,
+    Packer,
+    brings_tensor,
+    loads,
+)
 from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.sender import MAX_HEADS, inline_nbytes
 from nbparallel.distributed.point_to_point.streaming import Call, StreamIn, flat_octets
@@ -133,6 +141,15 @@ class Receiver:
             self._streams[message.source].prefer(buffers=buffer is not None)
         if kind == STREAMED:
             return self._read_stream(buffer, message, line, deadline_ns)
+        if kind == AWAY:
+            content, form = self._context.mail.fetch(message), self._packer.form(message)
+            if form is None:
+                return loads(content.data, self._context.store)
+            content = content.view(form[0]).reshape(form[1])
+            if buffer is None:
+                return tensor_of(content) if brings_tensor(message) else content
+            np.copyto(buffer, content)
+            return buffer
         if buffer is None:
             return self._packer.unpack(message)
         self._packer.fill(buffer, message)

@@ -196,7 +196,11 @@ class RingReader:
 class RingPairs:
     """The rings of one rank: to and from every rank, itself included."""
 
-    def __init__(self, view: ControlView, waiter: Waiter, rank: int) -> None:
+    def __init__(
+        self, view: ControlView, waiter: Waiter, rank: int, here: range | None = None, mail: Any = None
+    ) -> None:
         ranks = range(view.world_size)
-        self.writers = [RingWriter(view, waiter, rank, r) for r in ranks]
+        near = ranks if here is None else here
+        # `mail` announces what is put into rings to ranks that are not `here`
+        self.writers = [RingWriter(view, waiter if r in near else mail, rank, r) for r in ranks]
         self.readers = [RingReader(view, waiter, r, rank) for r in ranks]

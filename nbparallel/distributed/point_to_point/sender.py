@@ -92,7 +92,12 @@ class Sender:
         context = self._context
         line = context.call_site.line()
         stream = self._streams[dst] if dst != context.rank else None
-        payload = self._packer.pack(x, view=view, stream=stream)
+        if dst in context.place.ranks:
+            payload = self._packer.pack(x, view=view, stream=stream)
+        else:
+            if view:
+                context.place.check_reach([dst], "send(view=True)")
+            payload = self._packer.pack_away(x)
         record = payload.record(tag, line, group)
         ring = self.rings[dst]
         self._release_received(dst)

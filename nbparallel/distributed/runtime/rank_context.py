@@ -225,6 +225,8 @@ class RankContext:
         What the error about a deadlock adds: messages that were dropped at the end of the last cell.
     place : WorldPlace
         Which ranks are on this machine.
+    mail : object or None
+        What messages to ranks elsewhere need.
     call_site : CallSite
         Finds the cell's line that is being executed.
     """
@@ -262,6 +264,7 @@ class RankContext:
         self.open = self.nbytes = self.operations = 0
         self.cause: BaseException | None = None
         self.remark = ""
+        self.mail = self.place.mail(self)
         self.timing = view.word(rank, TIMING)
         self.former_wait_ns = self._cells_wait_ns = 0
 

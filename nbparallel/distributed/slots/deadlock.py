@@ -100,20 +100,25 @@ class DeadlockDetector:
                 return None if taken >= record.target else [record.peer]
             return None  # a rank that waits makes room for others, so this ends
         if not record.target:
-            return None
+            return context.place.awaited(view, record)
         if record.operation is Operation.lock:
             mine = record.target, me
             return [r.rank for r in queue_of(view, record.tag) if (r.ticket, r.rank) < mine] or None
         if record.area:
             area = self._area_of(record)
             return None if area is None else area.missing(record.target) or None
-        missing = [r for r in context.cell.ranks if words[view.word(r, ARRIVE)] < record.target]
+        around = context.place.around(me)
+        missing = [
+            r for r in around if r in context.cell.ranks and words[view.word(r, ARRIVE)] < record.target
+        ]
         return missing or None
 
     def _area_of(self, record: SlotRecord) -> SlotArea | None:
         """Return the slot area of the group in whose collective a rank waits."""
         if not record.area or record.operation is Operation.lock:
             return None
+        if record.rank not in self._context.place.ranks:
+            return None  # another machine's memory
         area = self._areas.get(record.area)
         if area is None:
             try:

@@ -429,7 +429,8 @@ class UnreceivedMessages:
             Messages stay for later cells, also those to ranks that took part.
         """
         reports = {r: o.messages for r, o in run.outcomes.items() if o.messages is not None}
-        if not reports and not self._kept:
+        pairs = run.closing()
+        if not reports and not self._kept and not pairs:
             return []
         for rank in run.outcomes:
             self._kept.pop(rank, None)
@@ -438,7 +439,9 @@ class UnreceivedMessages:
                 self._kept[rank] = Counter(kept)
         late = {message: count for report in reports.values() for message, count in report.late}
         notes = [f"{_count(late)} of earlier cells {_were(late)} received: {_listed(late)}"] if late else []
-        left = Counter() if failed else self._left(run.control, reports)
+        here = run.rank_pool.ranks
+        pairs += [(r, to) for r, report in reports.items() for to in report.destinations if to in here]
+        left = Counter() if failed else self._left(run.control, reports, pairs)
         if not left:
             return notes
         dropped = {m: n for m, n in left.items() if m.destination in run.handles and not keep}
@@ -448,13 +451,15 @@ class UnreceivedMessages:
         self.settle(run.rank_pool, run.control, cell, label, dropped, staying)
         return [*notes, *_lines(dropped, staying, run, label)]
 
-    def _left(self, control: ControlView, reports: Mapping[int, MessageReport]) -> Counter[SentMessage]:
-        """Return what the task has left in queues and rings."""
+    def _left(
+        self, control: ControlView, reports: Mapping[int, MessageReport], pairs: Iterable[Pair]
+    ) -> Counter[SentMessage]:
+        """Return what the task has left in queues, and in the rings of pairs of ranks."""
         left: Counter[SentMessage] = Counter()
-        for rank, report in reports.items():
+        for report in reports.values():
             left.update({message: count for message, count in report.queued if not message.cell})
-            for destination in report.destinations:
-                left.update(in_ring(control, rank, destination, self._settled.get((rank, destination), 0)))
+        for pair in pairs:
+            left.update(in_ring(control, *pair, self._settled.get(pair, 0)))
         return left
 
     def settle(

@@ -322,6 +322,8 @@ class TaskRun:
         self._questions: list[Question] = []
         self._parts: list[ObservedPart] = []
         """Of logs of observers, sent before the end."""
+        self.closing: Callable[[], list[tuple[int, int]]] = list
+        """Called when every rank has ended it; returns pairs of ranks of which only the receiver is here."""
 
     @property
     def rank_pool(self) -> RankPool:

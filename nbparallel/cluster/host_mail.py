@@ -1,0 +1,379 @@
+"""Mail: messages between ranks of different hosts, carried by the nodes of these hosts.
+
+The control segment of a host has rings and words of all ranks of the session.  Those of other hosts' ranks
+are copies there, which the node keeps up to date, so that ranks send, match, wait and find deadlocks as on
+one machine::
+
+    a ring     what a rank here puts in for one on another host is written there, into the same ring
+    words      what a rank here says of itself: what it waits for, how far it has read and written its rings,
+               whether it has left the cell; `SLICE_MS` after a change, `PROMPT_MS` while messages move
+    contents   of large messages stay with the sender until the receiver asks for them; then they come in
+               pieces, into memory that the receiver has made
+
+A ring holds what its reader has not taken, on both hosts: so the sender waits for room as on one machine, and
+a node never waits to pass on what has come.  A piece waits for no ring, and a ring for one piece at most.
+
+Words of one rank are sent as they are at one moment, behind what it put into rings until then.  So a deadlock
+is certain wherever it is seen: let all ranks of a set wait, each at a moment of its own, and what each ring
+among them got be what was taken.  The first of them that went on after its moment did so by a message that
+was not in that ring: then its sender had gone on before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import pickle
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel.cluster.host_door import CHUNK, HostPlace
+from nbparallel.cluster.rank_mail import POKE, fetched_word
+from nbparallel.distributed.runtime.waiting import Waiter
+from nbparallel.errors import ProtocolError
+from nbparallel.wire.control import ControlView, State, order_stores
+from nbparallel.wire.control_layout import ARRIVE, LEFT, LINE, SLOT
+from nbparallel.wire.frames import DOOR_HEAD, DoorKind
+from nbparallel.wire.system import roomy_pair, send_all
+
+SLICE_MS, PROMPT_MS = 50, 2
+"""Longest time until a change of words is sent; and while messages move."""
+TOLD_SECONDS = 3.0
+"""How long the reason may take to come from the notebook after a link was closed."""
+_RING, _PAIR = struct.Struct("<HHQ"), struct.Struct("<HH")
+"""Source, destination, and where in the ring what follows begins."""
+_MOST_QUESTION = 1 << 16
+_STATE_WORDS = 2 * LINE
+"""Of a rank's slot, which come first in its row."""
+_STATE = 2
+"""Which of them is its state."""
+
+
+class MailKind(enum.IntEnum):
+    """What a frame between nodes brings."""
+
+    RING = 1
+    WORDS = 2
+    FETCH = 3
+    PIECE = 4
+    ENDED = 5
+    """All ranks of that host have ended the cell: nothing follows but pieces."""
+
+
+class HostMail:
+    """A node's side of the messages of one task.
+
+    Parameters
+    ----------
+    open_door : callable
+        Has frames carried that come through a socket, which it takes a copy of.
+
+    Attributes
+    ----------
+    control : ControlView or None
+        Of the epoch of the task, once it has begun.
+    pokes : socket
+        For the ranks: `POKE`, or a question for the content of a message.
+    """
+
+    def __init__(self, place: HostPlace, open_door: Callable[[socket.socket], None]) -> None:
+        self._place = place
+        self.control: ControlView | None = None
+        self.sent = np.empty((0, 0), np.uint64)
+        """How much of each ring to another host has been sent."""
+        self._door, theirs = roomy_pair()
+        with theirs:
+            open_door(theirs)
+        self._questions, self.pokes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._leaving = deque[tuple[int, bytes, memoryview]]()
+        """Contents that are being sent: the host, the pair, what is left."""
+        self._coming: dict[tuple[int, int], tuple[npt.NDArray[Any], int]] = {}
+        """Contents that are coming, by pair, and how much has."""
+        self._changed, self._left = threading.Condition(), set(range(len(place.hosts))) - {place.index}
+        """Hosts whose ranks may still send."""
+        self._unlinked: dict[int, float] = {}
+        """Hosts to which there is no link any more, and since when."""
+        self._last = self._told = self._stopped = self._moving = False
+        self._threads: list[threading.Thread] = []
+
+    def begin(
+        self,
+        control: ControlView,
+        former: HostMail | None,
+        go_on: bool,
+        attach: Callable[[bytes], npt.NDArray[Any]],
+        failed: Callable[[int, str], None],
+    ) -> None:
+        """Carry the messages of ranks that have begun the task.
+
+        Parameters
+        ----------
+        former : HostMail, optional
+            That of the last such task.
+        go_on : bool
+            Ranks go on when another one fails.
+        attach : callable
+            ``attach(handle)`` returns the array of a packed handle.
+        failed : callable
+            ``failed(rank, text)`` ends the task: what that rank of another host sends cannot arrive.
+        """
+        place = self._place
+        self.control, self._view, self._attach, self._failed = control, control, attach, failed
+        self._go_on = go_on
+        self._words = np.frombuffer(control.map, np.uint64)
+        layout, everyone, here = control.layout, range(place.world_size), place.ranks
+        away = self._away = [rank for rank in everyone if rank not in here]
+        self._proxies = {rank: Waiter(control, rank, spin=False) for rank in away}
+        self._rows = {
+            rank: np.array([
+                *range(layout.rank_word(rank, SLOT), layout.rank_word(rank, SLOT) + _STATE_WORDS),
+                layout.rank_word(rank, LEFT), layout.rank_word(rank, ARRIVE),
+                layout.rank_word(rank, ARRIVE) + 1,
+                *(layout.head_word(source, rank) + i for i in range(3) for source in everyone),
+                *(layout.tail_word(rank, other) for other in everyone),
+            ])
+            for rank in everyone
+        }  # fmt: skip
+        self._tails = np.array([[layout.tail_word(source, other) for other in away] for source in here])
+        if former is not None and former.control is control:
+            self.sent = former.sent
+        else:
+            self.sent = np.zeros(self._tails.shape, np.uint64)
+        mine = set(here)
+        self._taken = np.ones(self._rows[0].size, bool)
+        """Which words of a row are taken over as they are."""
+        self._taken[: _STATE_WORDS + 1] = False
+        self._taken[-place.world_size :] = [other not in mine for other in everyone]  # others come with bytes
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,), name="nbparallel-mail", daemon=True)
+            for work in (self._write, self._read)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except (OSError, EOFError):
+            pass  # the task has ended, or what carries the frames is gone: then the kernel says so
+        except Exception as error:  # noqa: BLE001  ranks of this host would wait for ever
+            self._failed(self._away[0], f"messages between hosts: {type(error).__name__}: {error}")
+
+    # -- sending -------------------------------------------------------------------------------------------
+
+    def _send(self, host: int, kind: MailKind, *parts: bytes | memoryview) -> None:
+        send_all(self._door, DOOR_HEAD.pack(host, DoorKind.MAIL, sum(map(len, parts)), kind), *parts)
+
+    def _to_all(self, kind: MailKind, content: bytes = b"") -> None:
+        for host in range(len(self._place.hosts)):
+            if host != self._place.index:
+                self._send(host, kind, content)
+
+    def _write(self) -> None:
+        poll, wait, sent, sent_at = select.poll(), SLICE_MS, b"", 0.0
+        poll.register(self._questions, select.POLLIN)
+        while not self._stopped:
+            if poll.poll(0 if self._leaving else wait):
+                self._hear()
+                self._moving = True
+            wait, self._moving = PROMPT_MS if self._moving else min(2 * wait, SLICE_MS), False
+            last, now = self._last and not self._told, time.monotonic()
+            words = self._own_words()
+            self._forward()
+            if words != sent and (last or now - sent_at >= PROMPT_MS / 1000):
+                self._to_all(MailKind.WORDS, words)
+                sent, sent_at = words, now
+            if last:
+                self._to_all(MailKind.ENDED)
+                with self._changed:
+                    self._told = True
+                    self._changed.notify()
+            for host, since in self._unlinked.items():
+                if now - since > TOLD_SECONDS:
+                    text = f"the link with host {self._place.hosts[host]} is closed"
+                    self._failed(self._place.ranks_of(host)[0], text)
+            if self._leaving:
+                host, pair, content = self._leaving.popleft()
+                self._send(host, MailKind.PIECE, pair, content[:CHUNK])
+                if len(content) > CHUNK:
+                    self._leaving.append((host, pair, content[CHUNK:]))
+
+    def _own_words(self) -> bytes:
+        """Return the words of this host's ranks, each's of one moment; a rank that moves is computing."""
+        rows = []
+        for rank in self._place.ranks:
+            row, again = self._words[self._rows[rank]], self._words[self._rows[rank]]
+            row[0] |= np.uint64((row != again).any())  # an odd version
+            rows.append(row)
+        order_stores()
+        return np.concatenate(rows).tobytes()
+
+    def _forward(self) -> None:
+        """Send what ranks have put into rings to other hosts."""
+        tails = self._words[self._tails]
+        order_stores()
+        layout, octets = self._view.layout, self._view.octets
+        for i, j in np.argwhere(tails != self.sent).tolist():
+            source, destination = self._place.ranks[i], self._away[j]
+            start, end = int(self.sent[i, j]), int(tails[i, j])
+            begin, offset = layout.ring_byte(source, destination), start % layout.ring_capacity
+            first = min(end - start, layout.ring_capacity - offset)
+            parts = (
+                octets[begin + offset : begin + offset + first],
+                octets[begin : begin + end - start - first],
+            )
+            head = _RING.pack(source, destination, start)
+            self._send(self._place.index_of(destination), MailKind.RING, head, *parts)
+            self.sent[i, j] = end
+            self._moving = True
+
+    def _hear(self) -> None:
+        """Take what ranks of this host and the other thread have asked for."""
+        while True:
+            try:
+                question = self._questions.recv(_MOST_QUESTION, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if not question:
+                raise EOFError
+            if question[:1] == POKE:
+                continue
+            source, rank, there, here = pickle.loads(question)
+            self._coming[source, rank] = flat(self._attach(here)), 0
+            self._send(self._place.index_of(source), MailKind.FETCH, _PAIR.pack(source, rank), there)
+
+    # -- receiving -----------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        head = memoryview(bytearray(DOOR_HEAD.size))
+        while True:
+            self._fill(head)
+            host, kind, nbytes, number = DOOR_HEAD.unpack(head)
+            if kind == DoorKind.CLOSED:
+                self._unlinked.setdefault(host, time.monotonic())
+                self._host_ended(host)
+            elif number == MailKind.PIECE:
+                self._take_piece(nbytes)
+            else:
+                content = memoryview(bytearray(nbytes))
+                self._fill(content)
+                self._take(host, number, content)
+
+    def _fill(self, into: memoryview) -> None:
+        while into:
+            count = self._door.recv_into(into)
+            if not count:
+                raise EOFError
+            into = into[count:]
+
+    def _take(self, host: int, kind: int, content: memoryview) -> None:
+        if kind == MailKind.RING:
+            source, destination, start = _RING.unpack_from(content)
+            self._take_ring(source, destination, start, content[_RING.size :])
+        elif kind == MailKind.WORDS:
+            rows = np.frombuffer(content, np.uint64).reshape(-1, self._rows[0].size)
+            for rank, row in zip(self._place.ranks_of(host), rows, strict=True):
+                self._take_words(rank, row)
+        elif kind == MailKind.FETCH:
+            _, rank = _PAIR.unpack_from(content)
+            array = flat(self._attach(bytes(content[_PAIR.size :])))
+            self._leaving.append((self._place.index_of(rank), bytes(content[: _PAIR.size]), array.data))
+            self._wake()
+        elif kind == MailKind.ENDED:
+            self._host_ended(host)
+
+    def _take_ring(self, source: int, destination: int, start: int, content: memoryview) -> None:
+        layout, octets, words = self._view.layout, self._view.octets, self._view.words
+        tail = layout.tail_word(source, destination)
+        if words[tail] != start:
+            raise ProtocolError(f"rank {source} and rank {destination} have rings of different epochs")
+        begin, offset = layout.ring_byte(source, destination), start % layout.ring_capacity
+        first = min(len(content), layout.ring_capacity - offset)
+        octets[begin + offset : begin + offset + first] = content[:first]
+        octets[begin : begin + len(content) - first] = content[first:]
+        self._proxies[source].announce_to(destination, words, tail, start + len(content))
+        self._moving = True
+        self._wake()
+
+    def _take_words(self, rank: int, row: npt.NDArray[np.uint64]) -> None:
+        """Take over a row of another host's rank: its version behind its slot, and that it has left last."""
+        places, keep = self._rows[rank], self._taken
+        words, version, left = self._words, places[0], places[_STATE_WORDS]
+        words[version] = row[0] | np.uint64(1)
+        order_stores()
+        words[places[1:_STATE_WORDS]] = row[1:_STATE_WORDS]
+        words[places[keep]] = row[keep]
+        order_stores()
+        words[version] = row[0]
+        if (
+            row[_STATE] == State.FINISHED or self._go_on
+        ):  # of a failure the kernel has to say first what it is
+            words[left] = row[_STATE_WORDS]
+        proxy = self._proxies[rank]
+        proxy.fence()
+        proxy.ring()
+
+    def _take_piece(self, nbytes: int) -> None:
+        head = memoryview(bytearray(_PAIR.size))
+        self._fill(head)
+        pair = source, rank = _PAIR.unpack(head)
+        memory, at = self._coming[pair]
+        end = at + nbytes - _PAIR.size
+        self._fill(memory.data[at:end])
+        if end < memory.size:
+            self._coming[pair] = memory, end
+            return
+        del self._coming[pair]
+        word, words = fetched_word(self._view.layout, source, rank), self._view.words
+        self._proxies[source].announce_to(rank, words, word, words[word] + 1)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _host_ended(self, host: int) -> None:
+        with self._changed:
+            self._left.discard(host)
+            self._changed.notify()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it has not taken what woke it before
+            self.pokes.send(POKE, socket.MSG_DONTWAIT)
+
+    def finish(self, abandoned: Callable[[], bool]) -> list[tuple[int, int]]:
+        """Send what is left, and serve other hosts until their ranks have ended the task as well.
+
+        Returns the pairs of a rank of another host and one of this: what is in their rings stays there.
+        """
+        self._last = True
+        self._wake()
+        with self._changed:
+            while (self._left or not self._told) and not abandoned():
+                self._changed.wait(SLICE_MS / 1000)
+        return [(source, rank) for source in self._away for rank in self._place.ranks]
+
+    def close(self) -> None:
+        """End both threads (idempotent)."""
+        self._stopped = True
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)
+        self.pokes.close()
+        for thread in self._threads:
+            thread.join()
+        self._door.close()
+        self._questions.close()
+        self._leaving.clear()
+        self._coming.clear()
+        self._words = np.empty(0, np.uint64)  # which had the segment mapped
+
+
+def flat(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of an array."""
+    return array.reshape(-1).view(np.uint8)
