@@ -40,7 +40,7 @@ async def send_all(sock: socket.socket, *parts: Any) -> None:
 
 
 _Door = tuple[socket.socket, asyncio.Lock]
-"""And the turn of those who write there."""
+"""And the lock of its writers."""
 DOORS = 2
 
 
@@ -117,7 +117,7 @@ class HostLinks:
                     await connection.write({"head": (task, kind, number), "payload": self._pack(payload)})
 
     async def _deliver(self, name: str, task: int, kind: int, number: int = 0, payload: Any = b"") -> None:
-        """Pass a frame of another host's on to those of this one whom it concerns."""
+        """Pass a frame of another host's on through the doors that take its kind."""
         while task > self._task:
             await self._begun.wait()
         if task == self._task:

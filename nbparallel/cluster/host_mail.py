@@ -165,7 +165,7 @@ class HostMail:
             work()
         except (OSError, EOFError):
             pass  # the task has ended, or what carries the frames is gone: then the kernel says so
-        except Exception as error:  # noqa: BLE001  ranks of this host would wait for ever
+        except Exception as error:  # noqa: BLE001  ranks of this host would wait forever
             self._failed(self._away[0], f"messages between hosts: {type(error).__name__}: {error}")
 
     # -- sending -------------------------------------------------------------------------------------------

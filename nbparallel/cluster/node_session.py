@@ -218,7 +218,7 @@ class NodeSession(Session):
                     self.peer_failed(number, notice)
                 self._tasks.await_ranks(run, interrupts)
                 if mail is not None:
-                    mail.close()  # the report gives back the memory that it had attached
+                    mail.close()  # the memory that it had attached is returned with the report
                 return _report(run, pool)
             finally:
                 with self._failing:
