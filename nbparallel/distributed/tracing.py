@@ -96,7 +96,7 @@ class OperationTracer:
         """Begin a cell."""
         self._noted.clear()
         self._statements.clear()
-        self._traced_count = self._unseen = self._waits = self._moving_ns = 0
+        self._traced_count = self._unseen = self._waits = self._moving_ns = self._context.private_nbytes = 0
         self._inside, self._awaited = False, -1
         self._uncounted = False
         self._counted_at = self._context.operations
@@ -133,6 +133,7 @@ class OperationTracer:
             moving_ns=max(0, self._moving_ns),
             noted=tuple(self._settled()),
             statements=tuple(self._statements),
+            private_nbytes=self._context.private_nbytes,
         )
 
     def close(self) -> None:

@@ -330,3 +330,7 @@ class CellRecord:
     """How it ended on ranks where it did not succeed: ``failed``, ``interrupted`` or ``released``."""
     times: Mapping[int, RankTimes] = field(default_factory=dict)
     """Of ranks that died: what they had published."""
+    copied: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Bytes of large objects that were copied for the cell, by name, and for how many cells in a row."""
+    cpu_ns: int = 0
+    """Processor time of all ranks."""

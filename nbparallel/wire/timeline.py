@@ -67,6 +67,8 @@ class RankTimeline:
     """The operations that were noted one by one, in order."""
     statements: tuple[tuple[int, int], ...]
     """Line and time of each statement of the cell that began, in order."""
+    private_nbytes: int = 0
+    """Bytes of large arrays of its own, in no shared memory, that it passed to reductions."""
 
     def spans(self) -> tuple[OperationSpan, ...]:
         """Return the operations that were noted one by one, in order."""

@@ -15,6 +15,7 @@ from nbparallel.session.monitoring.timeline import (
     Timeline,
 )
 from nbparallel.wire.units import seconds_text, time_unit
+from nbparallel_widgets.advice import advice
 from nbparallel_widgets.grid import Grid
 
 # Axes of time: one unit for a whole axis, round numbers at its ticks.
@@ -239,12 +240,13 @@ def waits_grid(timeline: Timeline) -> Grid:
 
 
 def foot(timeline: Timeline) -> list[str]:
-    """Return what is not drawn."""
+    """Return what to do better, and what is not drawn."""
+    lines = [f"advice: {line}" for line in advice(timeline)]
     omitted = [row for row in timeline.rows if row.omitted > 0]
-    if not omitted:
-        return []
-    counts = ", ".join(f"rank {row.rank}: {row.omitted:,}" for row in omitted)
-    return [f"short operations that were counted, not drawn: {counts}"]
+    if omitted:
+        counts = ", ".join(f"rank {row.rank}: {row.omitted:,}" for row in omitted)
+        lines.append(f"short operations that were counted, not drawn: {counts}")
+    return lines
 
 
 def _axis(seconds: float, indent: int) -> str:

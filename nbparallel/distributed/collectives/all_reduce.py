@@ -221,6 +221,7 @@ class AllReduce:
         context.operations += 1
         context.nbytes += plan.nbytes
         if not plan.inline:
+            context.private_nbytes += plan.nbytes if span is None else 0
             same = self._all_reduce_large(x, plan, span)
             protocol.release()
             return x if same else False

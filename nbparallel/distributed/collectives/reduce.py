@@ -211,6 +211,7 @@ class Reduce:
         protocol.begin(reduction.operation, reduction.label, context.call_site.line())
         context.operations += 1
         context.nbytes += source.nbytes
+        context.private_nbytes += source.nbytes if reduction.span is None else 0
         protocol.spans.declare_write(protocol.generation, reduction.target_span)
         shared = SHARED if reduction.span is not None else 0
         if source.nbytes <= protocol.payload_nbytes:

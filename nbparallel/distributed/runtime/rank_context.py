@@ -261,7 +261,7 @@ class RankContext:
         self.call_site = CallSite()
         self.writing = view.word(rank, WRITING)
         self.ready = self.whole = self.plain = self.exposed = self.forked = False
-        self.open = self.nbytes = self.operations = 0
+        self.open = self.nbytes = self.private_nbytes = self.operations = 0
         self.cause: BaseException | None = None
         self.remark = ""
         self.mail = self.place.mail(self)

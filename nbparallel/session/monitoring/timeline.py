@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nbparallel.session.processes.limits import usable_cpus
 from nbparallel.session.results import CellRecord, RankTimes
 from nbparallel.session.tasks.outcomes import times_of
 from nbparallel.wire.timeline import OperationSpan, RankTimeline
@@ -118,6 +119,14 @@ class Timeline:
     """In rank order."""
     source: tuple[str, ...]
     """The cell's lines, line 1 first, as the gutter counts them."""
+    cpus: int = 0
+    """CPUs that the ranks may use; 0: unknown."""
+    cpu_seconds: float = 0.0
+    """Processor time of all ranks."""
+    private_nbytes: int = 0
+    """Bytes of large arrays of their own that all ranks have passed to reductions."""
+    copied: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Bytes of large objects that were copied for the cell, by name, and for how many cells in a row."""
 
     def text_of(self, line: int) -> str:
         """Return a line of the cell, or an empty string."""
@@ -147,7 +156,10 @@ def build_timeline(record: CellRecord) -> Timeline:
         RankRow(rank, 0, 0.0, end, (), (), 0, 0, how, record.times.get(rank))
         for rank, how in record.died.items()
     ]
-    return Timeline(record.number, end, tuple(sorted(rows, key=lambda row: row.rank)), record.source)
+    private = sum(notes.private_nbytes for notes in record.ranks.values())
+    rows.sort(key=lambda row: row.rank)
+    means = usable_cpus(), record.cpu_ns / 1e9, private, record.copied
+    return Timeline(record.number, end, tuple(rows), record.source, *means)
 
 
 def awaited_spans(record: CellRecord) -> dict[int, list[OperationSpan]]:

@@ -289,7 +289,13 @@ class TaskDispatcher:
     def _record(self, run: TaskRun) -> None:
         """Keep what ranks have noted."""
         if runs_user_code(run.task):
-            self.record = outcomes.record_of(run, self.clock.began_ns)
+            before = {} if self.record is None else self.record.copied
+            copied = {
+                name: (nbytes, before.get(name, (0, 0))[1] + 1)
+                for name, nbytes in _copied(run.request.preparation).items()
+                if nbytes >= NOTED_NBYTES
+            }
+            self.record = replace(outcomes.record_of(run, self.clock.began_ns), copied=copied)
 
     def shrink(self, pool: TaskPool, world_size: int, interrupts: InterruptCounter) -> None:
         """End the ranks from `world_size` on.
@@ -356,8 +362,7 @@ class TaskDispatcher:
 
 def _copied_notes(preparation: Preparation) -> list[str]:
     """Return lines that say what was copied for this cell, if it was much."""
-    moved = preparation.moved_nbytes
-    copied = {name: nbytes - moved.get(name, 0) for name, nbytes in preparation.copied_nbytes.items()}
+    moved, copied = preparation.moved_nbytes, _copied(preparation)
     total = sum(preparation.copied_nbytes.values())
     if total <= NOTED_NBYTES:
         return []
@@ -368,6 +373,14 @@ def _copied_notes(preparation: Preparation) -> list[str]:
     if copied:
         notes.append(f"copied for the ranks: {name_sizes(copied)}")
     return notes
+
+
+def _copied(preparation: Preparation | None) -> dict[str, int]:
+    """Return the bytes that were copied for a cell, and not moved into shared memory, by name."""
+    if preparation is None:
+        return {}
+    moved = preparation.moved_nbytes
+    return {name: nbytes - moved.get(name, 0) for name, nbytes in preparation.copied_nbytes.items()}
 
 
 def name_sizes(nbytes: Mapping[str, int]) -> str:

@@ -223,6 +223,7 @@ def record_of(run: TaskRun, began_ns: int) -> CellRecord:
         task=run.request.number,
         began_ns=began_ns,
         ends=_endings(run),
+        cpu_ns=sum(outcome.cpu_ns for outcome in run.outcomes.values()),
         times={
             rank: times_now(run.control, rank, run.request.number, began_ns, int(end.seen * 1e9), died=True)
             for rank, end in run.deaths.items()

@@ -1,0 +1,94 @@
+"""Advice below a timeline: each rule with a program that has the fault, and one that has not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nbparallel.session import Session
+from nbparallel.session.monitoring.timeline import Timeline
+from nbparallel_widgets import timeline_text
+from nbparallel_widgets.advice import advice
+from nbparallel_widgets.timeline_view import TimelineView
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Session]:
+    """Give two ranks to all tests of this module."""
+    with Session(2) as session:
+        session.run("import time\nimport numpy as np")
+        yield session
+
+
+def timeline_of(session: Session, cell: str, **names: Any) -> Timeline:
+    """Return the timeline of a cell that is run."""
+    session.run(cell, namespace=names)
+    found = session.timeline()
+    assert found is not None
+    return replace(found, cpus=8)  # wherever the test runs
+
+
+@pytest.mark.parametrize(
+    ("fault", "cure", "words"),
+    [
+        (
+            "time.sleep(0.1 + 0.5 * (rank == 1))\nbarrier()",
+            "time.sleep(0.3)\nbarrier()",
+            "rank 1 computed .*: deal the work .* nbp.map",
+        ),
+        (
+            "for i in range(3000): all_reduce(1.0)",
+            "all_reduce(np.ones(3000))\ntime.sleep(0.2)",
+            "3,000 small operations a rank took .* %.*, mostly all_reduce on line 1: .* in an array",
+        ),
+        (
+            "x = np.ones(2_000_000)\nfor i in range(40): all_reduce(x)",
+            "x = nbp.zeros(2_000_000)\nfor i in range(40): all_reduce(x)",
+            "ranks passed arrays of their own, 1.2 GiB in all: those of nbp.zeros",
+        ),
+    ],
+    ids=["uneven", "small operations", "private arrays"],
+)
+def test_a_cell_is_advised(two: Session, fault: str, cure: str, words: str) -> None:
+    """The fault is named with its figure and a remedy; the program that has the remedy gets no such line."""
+    assert any(re.search(words, line) for line in advice(timeline_of(two, fault)))
+    assert not any(re.search(words, line) for line in advice(timeline_of(two, cure)))
+
+
+def test_more_ranks_than_cpus_are_advised(two: Session) -> None:
+    """Ranks that compute and get no CPU; not those that sleep, nor those that have one each."""
+    busy = timeline_of(two, "end = time.process_time() + 0.2\nwhile time.process_time() < end: pass")
+    assert busy.cpu_seconds >= 0.4
+    busy = replace(
+        busy, cpu_seconds=sum(row.total("computing") for row in busy.rows) / 2
+    )  # whatever else runs
+    (line,) = advice(replace(busy, cpus=1))
+    assert line.startswith("2 ranks share 1 CPU and had none for 50 % of the time")
+    assert not advice(replace(busy, cpus=2))
+    assert not advice(replace(timeline_of(two, "time.sleep(0.2)"), cpus=1))
+
+
+def test_an_object_that_is_copied_for_each_cell_is_advised(two: Session) -> None:
+    """From the third cell in a row on; an array, and an object that does not change, are copied once."""
+    for number in range(4):
+        found = advice(timeline_of(two, "time.sleep(0.1)\nlen(text)", text=bytes([number]) * (2 << 20)))
+        assert bool(found) == (number >= 2)
+    (line,) = found
+    assert line.startswith("text (2.0 MiB) was copied for each of the last 4 cells: ")
+    for _ in range(4):
+        found = advice(timeline_of(two, "time.sleep(0.1)\nlen(text)", text=bytes([number]) * (2 << 20)))
+    assert not found
+
+
+def test_advice_stands_below_the_timeline(two: Session) -> None:
+    """In text and in HTML, three lines at most; nothing below a short cell."""
+    timeline = timeline_of(two, "time.sleep(0.1 + 0.5 * (rank == 1))\nbarrier()")
+    for shown in (timeline_text.text(timeline), TimelineView(timeline)._repr_html_()):
+        assert "advice: rank 1 computed" in shown
+    copied = {f"x{number}": (2 << 20, 5) for number in range(9)}
+    assert len(advice(replace(timeline, copied=copied))) == 3
+    assert not advice(replace(timeline, seconds=0.04))
