@@ -217,6 +217,14 @@ class ErrorRendering:
         else:
             text = error._render_traceback_()
         shell._showtraceback(kind, error, text)
+        try:
+            self._debug()  # with %pdb on
+        except (
+            UsageError,
+            KeyboardInterrupt,
+            NbParallelError,
+        ) as refusal:  # IPython would remove this handler
+            shell._showtraceback(type(refusal), refusal, [f"{type(refusal).__name__}: {refusal}"])
         return list(text)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from IPython.core.error import UsageError
 
-from nbparallel.errors import CellTimeoutError, ParallelError, rank_list
+from nbparallel.errors import NbParallelError, ParallelError, rank_list
 from nbparallel_magics.arguments import RankSpec
 from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.state import ExtensionState
@@ -43,7 +43,7 @@ def debug_rank(
             session.perform(task, sink, ranks=(rank,), timeout=timeout)
     except ParallelError as error:
         raise UsageError(f"%debug on rank {rank}: {error.errors[rank]}{others}") from None
-    except (KeyboardInterrupt, CellTimeoutError) as error:
+    except (KeyboardInterrupt, NbParallelError) as error:
         error.failures = failures  # type: ignore[union-attr]  # the next %debug is about these again
         raise
     finally:

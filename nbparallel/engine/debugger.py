@@ -153,7 +153,7 @@ class FailureFrames:
         if self._trace is None or failed_ns != self.failed_ns:
             known = self._missing if failed_ns == self.failed_ns else ""
             raise LookupError(
-                known or "its frames are gone, with its next cell or a restart: run the cell again"
+                known or "its frames are not there: a rank of %%parallel has those of its last cell"
             )
         self.examine(self._trace)
 

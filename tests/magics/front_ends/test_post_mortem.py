@@ -75,7 +75,7 @@ def test_what_it_cannot_open_it_says(shared_kernel: Kernel) -> None:
         assert said in outcome.evalue
     assert debug(kernel, "%debug", ["run", "q"]).status == "ok"
     assert kernel.run("%rank 1 0").status == "ok"
-    assert "on rank 1: its frames are gone" in kernel.run("%debug").evalue
+    assert "on rank 1: its frames are not there" in kernel.run("%debug").evalue
     assert debug(kernel, "%debug -r 0", ["q"], rank=0).status == "ok", "it ran no cell since"
     kernel.run("%config NbParallel.keep_frames = False")
     try:
@@ -147,7 +147,7 @@ def test_what_ends_it(shared_kernel: Kernel) -> None:
     assert outcome.status == "ok", outcome.evalue
     outcome = debug(kernel, "%debug", [lambda: os.kill(pids[1], 9)])
     assert "on rank 1: rank 1 (process" in outcome.evalue
-    assert "its frames are gone" in kernel.run("%debug").evalue
+    assert "its frames are not there" in kernel.run("%debug").evalue
 
 
 @pytest.mark.slow
@@ -158,6 +158,25 @@ def test_a_cell_that_was_stopped(shared_kernel: Kernel) -> None:
     assert kernel.run(cell).ename == "CellTimeoutError"
     outcome = debug(kernel, "%debug -r 1", ["p w", "q"])
     assert printed(outcome).endswith("(4)f()\n-> time.sleep(60)\n4\n")
+
+
+@pytest.mark.slow
+def test_pdb_on_opens_it_by_itself(shared_kernel: Kernel) -> None:
+    """As after any other cell; where nobody can be asked a line says so, and errors look as before."""
+    kernel = with_failure(shared_kernel)
+    kernel.run("%pdb on")
+    outcome = debug(kernel, FAILS, ["p y", "q"])
+    assert outcome.ename == "ParallelError"
+    assert printed(outcome).endswith("-> return y / (1 - x)\n2\n")
+    debug(kernel, FAILS, [kernel.interrupt])
+    outcome = kernel.run(FAILS)
+    kernel.run("%pdb off")
+    shown = [m.content["traceback"][-1] for m in outcome.messages if m.kind == "error"]
+    assert [line.partition(" on")[0] for line in shown] == [
+        "ParallelError: ZeroDivisionError",
+        "UsageError: %debug",
+    ]
+    assert kernel.run(FAILS).traceback.count("ParallelError: ") == 1
 
 
 @pytest.mark.slow

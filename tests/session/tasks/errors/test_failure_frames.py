@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from nbparallel import ParallelError, Session
@@ -81,7 +84,7 @@ def test_only_a_notebook_has_them_kept(two_ranks: Session) -> None:
     failed = failed_ns(two_ranks, f"if rank == 0: fail({MIB})")
     assert two_ranks.statistics().frames_nbytes == 0
     assert two_ranks.run("nbp.alive() is None", ranks=[0]).values[0]
-    assert "its frames are gone" in refusal(two_ranks, failed)
+    assert "its frames are not there" in refusal(two_ranks, failed)
 
 
 def test_the_end_of_a_terminals_input_ends_it(keeping: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +96,19 @@ def test_the_end_of_a_terminals_input_ends_it(keeping: Session, monkeypatch: pyt
 
     monkeypatch.setattr("builtins.input", end)
     keeping.perform(debug_task(failed), ranks=(0,))
+
+
+def test_another_thread_ends_the_debugger(keeping: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``Session.interrupt()`` reaches a rank whose user is asked."""
+    failed = failed_ns(keeping, "1 / 0")
+
+    def slow(prompt: str) -> str:
+        threading.Thread(target=keeping.interrupt).start()
+        time.sleep(30)
+        return prompt
+
+    monkeypatch.setattr("builtins.input", slow)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        keeping.perform(debug_task(failed), ranks=(0,))
+    assert time.monotonic() - began < 20
