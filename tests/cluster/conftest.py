@@ -8,6 +8,8 @@ import pytest
 
 import nbparallel as nbp
 from tests.cluster.dask_cluster import DaskProcesses
+from tests.cluster.machines.machines import missing_reason
+from tests.cluster.machines.slurm_nodes import PROGRAMS, SlurmNodes
 
 MISSING = "distributed is not installed: `make dask` puts it there"
 
@@ -35,3 +37,13 @@ def fresh() -> Iterator[DaskProcesses]:
     pytest.importorskip("distributed", reason=MISSING)
     with DaskProcesses("ab") as processes:
         yield processes
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmNodes]:
+    """Return a Slurm cluster of the nodes n1 and n2."""
+    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed: `make dask` puts it there")
+    if (reason := missing_reason(*PROGRAMS)) is not None:
+        pytest.skip(reason)
+    with SlurmNodes() as nodes:
+        yield nodes

@@ -29,16 +29,19 @@ ROOT = Path(__file__).resolve().parents[3]
 _BOOT = """
 hostname "$1"; shift
 number=3; for kept in "$@"; do eval "exec $number<'$kept'"; number=$((number + 1)); done
-mount -t tmpfs -o mode=1777 nbp /tmp; mount -t tmpfs -o mode=1777 nbp /dev/shm
+for hidden in /tmp /dev/shm /run; do mount -t tmpfs -o mode=1777 nbp $hidden; done
+mount -t tmpfs -o mode=755 nbp /root
 number=3; for kept in "$@"; do
     mkdir -p "$kept"; mount -c --bind /proc/self/fd/$number "$kept"; number=$((number + 1))
 done
 ip link set lo up
 echo up; exec env --ignore-signal=CHLD sleep infinity
 """
-"""What a machine does first: what this checkout needs and /tmp would hide is mounted in it again."""
+"""What a machine does first; what this checkout needs of hidden folders is mounted there again."""
+HIDDEN = ("/tmp/", "/root/")
+"""Folders that every machine has for itself; /root as well: other users' jobs reach a Python in it."""
 _ALONE = ["--net", "--uts", "--ipc", "--mount", "--pid"]
-DAEMONS = ("munged", "slurmctld", ": slurmscriptd", "slurmd", "/usr/sbin/sshd")
+DAEMONS = ("munged", "slurmctld", ": slurmscriptd", "slurmd", "/usr/sbin/sshd", "sshd")
 LEFT_SECONDS = 60.0
 FREE = range(1, 100)
 """Networks 10.78.N.0/24 that may be used."""
@@ -66,9 +69,9 @@ def _run(*words: str) -> str:
 
 
 def _kept_folders() -> list[str]:
-    """Return what lies in /tmp and is used on every machine: this checkout and its environment."""
+    """Return what lies in hidden folders and is used on every machine: this checkout, its environment."""
     folders = {str(ROOT), sys.prefix, sys.base_prefix, *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    return sorted(folder for folder in folders if folder.startswith("/tmp/") and Path(folder).is_dir())
+    return sorted(folder for folder in folders if folder.startswith(HIDDEN) and Path(folder).is_dir())
 
 
 class Machine:
@@ -206,6 +209,7 @@ class Network:
         _run(*cable, "set", f"to-{name}", "master", "bridge", "up")
         _run(*inside, "address", "add", f"{machine.address}/24", "dev", "eth0")
         _run(*inside, "link", "set", "eth0", "up")
+        _run(*inside, "route", "add", "default", "via", self.address)  # Dask asks it for a machine's address
 
     def set_link(self, name: str, state: str) -> None:
         """Have the cable of a machine be ``up`` or ``down``."""

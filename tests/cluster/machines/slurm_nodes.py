@@ -68,7 +68,7 @@ class SlurmNodes(Network):
             text += f"NodeName={node} NodeAddr={self.machines[node].address} CPUs={CPUS} RealMemory=4000\n"
         (self.home / "slurm.conf").write_text(text)
         if memory:
-            (self.home / "cgroup.conf").write_text("ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\n")
+            (self.home / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
         self.environment = {"SLURM_CONF": str(self.home / "slurm.conf")}
         """Of what is to use it."""
 

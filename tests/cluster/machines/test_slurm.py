@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +21,17 @@ GONE_SECONDS = 3.0
 LOST = r"HostLostError: host SLURMCluster-\d is lost, and ranks"
 MORE = "`cluster.scale(jobs=2)` starts one"
 PATIENCE = 90.0
+
+
+@pytest.fixture
+def notebook(slurm: SlurmNodes) -> Iterator[SlurmNotebook]:
+    """Return a notebook with no jobs yet; afterwards nothing is left on any node."""
+    try:
+        with SlurmNotebook(slurm) as kernel:
+            yield kernel
+        slurm.await_nothing_left()
+    finally:
+        slurm.end_jobs()
 
 
 def test_a_notebook_on_two_nodes(notebook: SlurmNotebook, slurm: SlurmNodes, promised: Promised) -> None:

@@ -16,6 +16,8 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.cluster.dask_cluster import DaskProcesses
+from tests.cluster.machines.notebooks import slurm_cluster
+from tests.cluster.machines.slurm_nodes import SlurmNodes
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,12 +42,20 @@ LEAST_CELLS = 12
 """Of each notebook: so many others are left, at least."""
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[DaskProcesses]:
-    """Return a running cluster of the hosts a and b."""
-    pytest.importorskip("distributed", reason="distributed is not installed: `make dask` puts it there")
-    with DaskProcesses("ab") as processes:
-        yield processes
+@pytest.fixture(scope="module", params=["dask", "slurm"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Return the code that makes `cluster`, of two hosts: their workers run, or jobs of Slurm start them."""
+    if request.param == "dask":
+        pytest.importorskip("distributed", reason="distributed is not installed: `make dask` puts it there")
+        with DaskProcesses("ab") as processes:
+            file = processes.scheduler_file
+            yield f"from distributed import Client\ncluster = Client(scheduler_file={file!r})"
+    else:
+        nodes: SlurmNodes = request.getfixturevalue("slurm")
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in nodes.environment.items():
+                patch.setenv(name, value)
+            yield slurm_cluster(nodes.address, 2)
 
 
 def _problem(cell: Any) -> str:
@@ -55,15 +65,10 @@ def _problem(cell: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ONE_MACHINE)
-def test_a_lecture_runs_on_two_hosts(cluster: DaskProcesses, name: str) -> None:
+def test_a_lecture_runs_on_two_hosts(cluster: str, name: str) -> None:
     """Every cell does what it does on one machine, its planned mistakes as well."""
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    first = nbformat.v4.new_code_cell(
-        "%load_ext nbparallel\n"
-        "from distributed import Client\n"
-        f"client = Client(scheduler_file={cluster.scheduler_file!r})\n"
-        "%parallel_cluster client"
-    )
+    first = nbformat.v4.new_code_cell(f"%load_ext nbparallel\n{cluster}\n%parallel_cluster cluster")
     notebook.cells.insert(0, first)
     place = {"metadata": {"path": str(NOTEBOOKS)}}
     NotebookClient(notebook, allow_errors=True, timeout=120, resources=place).execute()
