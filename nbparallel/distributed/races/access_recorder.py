@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -22,8 +21,6 @@ from nbparallel.distributed.races.access_log import (
     Site,
     distinct,
 )
-from nbparallel.distributed.runtime.call_site import is_library, is_ours
-from nbparallel.transfer.cell_sources import source_label
 
 
 class UserLines:
@@ -63,21 +60,6 @@ class UserLines:
         """Whether the code `depth` frames up is a library's."""
         code = sys._getframe(depth).f_code
         return self._label_of(code.co_filename) is None
-
-
-def label_function(filename: str) -> Callable[[str], str | None]:
-    """Return what `UserLines` asks for labels, for the cell that is compiled as `filename`."""
-
-    def label_of(name: str) -> str | None:
-        if name == filename:
-            return ""
-        if label := source_label(name):
-            return label
-        if name.startswith("<") or is_ours(name) or is_library(os.path.abspath(name)):
-            return None
-        return os.path.basename(name)
-
-    return label_of
 
 
 AnyArray = npt.NDArray[Any]

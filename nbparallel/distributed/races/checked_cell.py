@@ -14,12 +14,12 @@ from nbparallel.distributed.races.access_recorder import (
     LIMIT_NBYTES,
     AccessRecorder,
     UserLines,
-    label_function,
 )
 from nbparallel.distributed.races.doors import doors
 from nbparallel.distributed.races.operations import CheckedOperations, OperationOrder
 from nbparallel.distributed.races.seen_code import SEEN_NAMES, SeenCode
 from nbparallel.distributed.races.traced_array import TracedArray, plain, recording, trace
+from nbparallel.distributed.runtime.call_site import label_function
 from nbparallel.distributed.runtime.observers import ObservedCell
 from nbparallel.sharing.memory.array_layout import extent
 

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -45,6 +46,25 @@ def operation_runs() -> bool:
                 return True
             frame = frame.f_back
     return False
+
+
+def label_function(filename: str) -> Callable[[str], str | None]:
+    """Return what names the files of the user's code, for the cell that is compiled as `filename`.
+
+    It returns an empty string for the cell, ``In[2]`` for another one, the name of a file of the user's; None
+    for a library's.
+    """
+
+    def label_of(name: str) -> str | None:
+        if name == filename:
+            return ""
+        if label := source_label(name):
+            return label
+        if name.startswith("<") or is_ours(name) or is_library(os.path.abspath(name)):
+            return None
+        return os.path.basename(name)
+
+    return label_of
 
 
 class CallSite:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.access_recorder import label_function
+from nbparallel.distributed.runtime.call_site import label_function
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
