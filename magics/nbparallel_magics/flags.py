@@ -64,6 +64,7 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
         action="store_true",
         help="name data races on shared arrays: what two ranks touched with nothing to order them; slower",
     )
+    add("--profile", action="store_true", help="show below the cell how long each line took on each rank")
     return parser
 
 
@@ -264,6 +265,12 @@ RACES = MagicParser(
     "Show again what --check-races has found in the last cell, and return it: its `races` are empty without\n"
     "a race.  It is an error if that cell was not checked.",
     "report = %parallel_races\nassert not report.races, report",
+)
+PROFILE = MagicParser(
+    "%parallel_profile",
+    "Show again, and return, where the time of the last cell with --profile has gone: for each line of the\n"
+    "cell, and of functions that it calls, how long ranks computed, waited and moved data.",
+    "profile = %parallel_profile\nprofile.longest",
 )
 TIMELINE = MagicParser(
     "%parallel_timeline",

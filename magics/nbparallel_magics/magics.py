@@ -37,6 +37,7 @@ from nbparallel_magics.views.who import who_table
 
 if TYPE_CHECKING:
     from nbparallel.distributed.races.report import RaceReport
+    from nbparallel.distributed.tracing.profiling.profile import Profile
     from nbparallel.session import CellResult, Session
     from nbparallel.session.diagnostics.speedup import Scaling
     from nbparallel_magics.background import BackgroundCell
@@ -239,6 +240,15 @@ class ParallelMagics(Magics):
         if report is None:
             flags.RACES.error("the last cell on ranks was not checked for data races: give it --check-races")
         return report
+
+    @line_magic
+    @documented_by(flags.PROFILE)
+    def parallel_profile(self, line: str) -> Profile:
+        flags.PROFILE.parse_line(line)
+        profile: Profile | None = self.state.profile.last
+        if profile is None:
+            flags.PROFILE.error("the last cell on ranks was not profiled: give it --profile")
+        return profile
 
     @line_magic
     @documented_by(flags.TIMELINE)

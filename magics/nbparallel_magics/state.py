@@ -15,7 +15,7 @@ from nbparallel.session import running_sessions
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 from nbparallel_magics.output.cell_output import CellOutput
-from nbparallel_magics.output.cell_views import CellView, chart, picture
+from nbparallel_magics.output.cell_views import CellView, chart, picture, profile_picture
 from nbparallel_magics.output.overflow import LogFolder
 from nbparallel_magics.output.publisher import IdleInterrupt, NotebookOutput, is_ipykernel, publisher_for
 
@@ -199,7 +199,8 @@ class ExtensionState:
         self.scaling: Scaling | None = None
         """What ``--scaling`` has measured last."""
         self.races = CellView("check_races", "race_report")
-        self.views = (CellView("draw", "drawn", picture), self.races)
+        self.profile = CellView("profile", "profile", profile_picture)
+        self.views = (CellView("draw", "drawn", picture), self.races, self.profile)
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
         self.panel: Panel | None = None

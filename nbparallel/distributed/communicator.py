@@ -293,6 +293,15 @@ class Communicator(
         """How long this rank has waited for others in this epoch."""
         return self._context.waiter.wait_ns
 
+    def spent(self) -> tuple[int, int]:
+        """Return how long this rank has waited in this epoch, and moved data in this cell."""
+        return self._context.waiter.wait_ns, 0 if self._tracer is None else self._tracer.moving_ns
+
+    @property
+    def traced(self) -> tuple[str, ...]:
+        """The operations that the timeline shows."""
+        return TRACED
+
     def release(self) -> None:
         """Release sent memory that receivers have taken over; the engine calls it when it is idle."""
         self._sender.release()

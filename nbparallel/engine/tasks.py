@@ -527,11 +527,11 @@ def _observed(state: RankState, task: CellTask, report: TaskReport) -> Iterator[
 def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
     shell = state.shell
     shell.show_values, shell.needs_text = task.show_values, task.show_values or task.want_values
-    if state.communicator is not None:
-        shell.at_line = state.communicator.at_line
     if task.draw:
         report.draw_before()
     with _observed(state, task, report) as observations:
+        if state.communicator is not None:
+            shell.at_line = state.communicator.at_line
         result = shell.run_cell(shell.source, store_history=False, silent=False)
         for observation in observations:
             result.result = observation.value(result.result)

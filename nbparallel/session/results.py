@@ -10,12 +10,15 @@ import numpy as np
 
 if TYPE_CHECKING:
     from nbparallel.distributed.races.report import Race, RaceReport
+    from nbparallel.distributed.tracing.profiling.profile import Profile
     from nbparallel.errors import NbParallelError
     from nbparallel.wire.inspection import DrawnNames
     from nbparallel.wire.timeline import RankTimeline
 
 RACES = "nbparallel.distributed.races"
 """The observer of ``check_races=True``."""
+PROFILE = "nbparallel.distributed.tracing.profiling"
+"""The observer of ``profile=True``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,11 @@ class CellResult:
         if self.race_report is None:
             raise AttributeError("this cell was not checked for data races: run it with check_races=True")
         return self.race_report.races
+
+    @property
+    def profile(self) -> Profile | None:
+        """Where the time has gone, by line and rank, if that was asked for with ``profile=True``."""
+        return self.findings.get(PROFILE)
 
     def __getitem__(self, rank: int) -> RankResult:
         """Return everything about one rank; KeyError if it took no part."""

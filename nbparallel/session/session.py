@@ -314,6 +314,7 @@ class Session:
         on_error: str = "stop",
         draw: str | Iterable[str] = (),
         check_races: bool = False,
+        profile: bool = False,
         observers: Iterable[str] = (),
     ) -> CellResult:
         """Run a cell's source on the ranks and wait for all of them.
@@ -345,6 +346,8 @@ class Session:
             Names whose beginnings ``.drawn`` of the result has, before and after the cell.
         check_races : bool
             Look for data races on shared arrays: ``.races`` of the result has them; the cell runs slower.
+        profile : bool
+            Measure each line: ``.profile`` of the result says where the time has gone, by line and rank.
         observers : collection of str
             Modules that observe the cell on each rank; ``.findings`` of the result has what they found.
 
@@ -361,7 +364,8 @@ class Session:
         options = CellOptions(
             namespace=namespace, share=share, timeout=timeout, sink=sink, execution_count=execution_count,
             line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
-            on_error=on_error, draw=draw, check_races=check_races, observers=observers,
+            on_error=on_error, draw=draw, check_races=check_races, profile=profile,
+            observers=observers,
         )  # fmt: skip
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)

@@ -28,7 +28,11 @@ _ROOMS = (
 )
 CORE = (*(f"nbparallel.{room}" for room in _ROOMS), "nbparallel_magics")
 """What a cell without a flag needs."""
-SATELLITES = ("nbparallel.distributed.races", "nbparallel.session.diagnostics")
+SATELLITES = (
+    "nbparallel.distributed.races",
+    "nbparallel.distributed.tracing.profiling",
+    "nbparallel.session.diagnostics",
+)
 """Rooms that stand within the core's and are none of it."""
 BESIDE = ("tests", "benchmarks")
 """Folders of Python that no user imports; the rules of sizes hold there too."""

@@ -24,6 +24,16 @@ NAMED: dict[str, dict[str, str]] = {
         f"{_M}.magics": "the same",
         f"{_M}.state": "what `--check-races` shows",
     },
+    "profile|profiling": {
+        "nbparallel.engine.shell": "`%parallel_profile` among the magics that a rank refuses",
+        f"{_S}.session": "`profile=` of `Session.run`",
+        f"{_S}.tasks.cell": "the same among a cell's options",
+        f"{_S}.results": "`profile` of a cell's result",
+        f"{_M}.flags": "`%parallel_profile`",
+        f"{_M}.magics": "the same",
+        f"{_M}.state": "what `--profile` shows",
+        f"{_M}.output.cell_views": "the picture",
+    },
     "hosts?|hosted|clusters?|dask": {
         "nbparallel.errors": "`HostBoundaryError`, `HostLostError`",
         _D: "`dist.host_group`",

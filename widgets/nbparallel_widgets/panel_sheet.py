@@ -81,6 +81,9 @@ transform:translateX(-100%)}
 .nbp-box i{display:block;height:14px;border:1px solid #0072B2;background:rgba(0,114,178,.2)}
 .nbp-moves i{border-style:dashed}
 .nbp.nbp .nbp-as-of{text-align:right;margin:4px 0 0}
+.nbp.nbp .nbp-lines .nbp-hot{background:rgba(213,94,0,.13)}
+.nbp.nbp .nbp-lines .nbp-line{width:140px;min-width:90px}
+.nbp.nbp .nbp-lines code{white-space:pre;background:none;padding:0 0 0 8px}
 .nbp-scroll{overflow-x:auto;margin-bottom:8px}
 .nbp-folds{display:flex;flex-wrap:wrap;gap:2px 24px}
 .nbp-folds summary{cursor:pointer}

@@ -73,9 +73,16 @@ def picture(drawn: Any) -> Any:
 
 def chart(scaling: Scaling) -> str:
     """Return the picture of what `nbparallel.scaling` returned, which a notebook shows."""
-    from nbparallel_widgets.scaling_view import scaling_html
+    from nbparallel_widgets.views.scaling_view import scaling_html
 
     return scaling_html(scaling)
+
+
+def profile_picture(profile: Any) -> Any:
+    """Return the picture of where the time has gone."""
+    from nbparallel_widgets.views.profile_view import ProfileView
+
+    return ProfileView(profile)
 
 
 def show_drawn(drawn: Any) -> None:

@@ -103,6 +103,11 @@ class OperationTracer:
         self._install(SHORT)
         self._began_ns = _clock()
 
+    @property
+    def moving_ns(self) -> int:
+        """How long this rank has moved data in this cell, as far as operations are noted."""
+        return self._moving_ns
+
     def at_line(self, line: int) -> None:
         """Record the beginning of a statement."""
         self._statements.append((line, _clock()))

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbparallel.errors import UnknownNameError, rank_list
 from nbparallel.session.output import OutputSink, TaskOutput
-from nbparallel.session.results import RACES
+from nbparallel.session.results import PROFILE, RACES
 
 MOST_COMPILED = 64
 """Cells that are remembered to compile: the loop of a script runs the same one again and again."""
@@ -87,12 +87,13 @@ class CellOptions:
     on_error: str = "stop"
     draw: str | Iterable[str] = ()
     check_races: bool = False
+    profile: bool = False
     observers: Iterable[str] = ()
 
     def __post_init__(self) -> None:
         """Split the names of `share` and `draw`, which can be one string, as after the magic's flag."""
-        races = (RACES,) if self.check_races else ()
-        object.__setattr__(self, "observers", (*split_names(self.observers), *races))
+        asked = [name for name, on in ((RACES, self.check_races), (PROFILE, self.profile)) if on]
+        object.__setattr__(self, "observers", (*split_names(self.observers), *asked))
         object.__setattr__(self, "share", split_names(self.share))
         object.__setattr__(self, "draw", split_names(self.draw))
 

@@ -1,10 +1,11 @@
-"""Line clock: how long each line of the user's code runs, by the events of `sys.monitoring` (CPython 3.12 on).
+"""Line clock: how long each line of the user's code runs, by events of `sys.monitoring` (CPython 3.12 on).
 
 Only code of the user's has events: what a library or the interpreter does is time of the line that calls it::
 
     PY_START, PY_RESUME    of each code object once: is it the user's?  Then it has these events:
     LINE                   the clock turns to this line
-    PY_RETURN, PY_YIELD    the clock turns to the line of the caller, which may be frames above
+    PY_RETURN, PY_YIELD    the clock turns to the line of the caller, which may be frames above;
+    PY_UNWIND              also when an exception leaves it
 
 An event costs a third of a microsecond: too much for a short line in a loop.  So events may take `SHARE` of
 the time.  When they took more, what fires often is disabled (*hot*), and the time is *dark* until the next
@@ -35,7 +36,7 @@ SHORT_NS = 2_000
 """No operation between ranks is shorter."""
 _TOOLS = (4, 3, 2)
 """Ids in `sys.monitoring`; the last one is what `cProfile` needs."""
-_JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _clock = time.perf_counter_ns
 _cost_ns = 0
@@ -92,16 +93,16 @@ class LineClock:
         Returns how long this rank has waited and moved data in operations so far, in nanoseconds.
     """
 
-    def __init__(
-        self, label_of: Callable[[str], str | None], spent: Callable[[], tuple[int, int]]
-    ) -> None:
+    remark = ""
+
+    def __init__(self, label_of: Callable[[str], str | None], spent: Callable[[], tuple[int, int]]) -> None:
         self._label_of, self._spent = label_of, spent
         self._monitoring: Any = sys.monitoring
         events = self._monitoring.events
         self._events = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         self._callbacks = {
             events.LINE: self._line, events.PY_RETURN: self._return, events.PY_YIELD: self._return,
-            events.PY_START: self._begin, events.PY_RESUME: self._resume,
+            events.PY_START: self._begin, events.PY_RESUME: self._resume, events.PY_UNWIND: self._unwind,
         }  # fmt: skip
         self._tool = -1
         self._stop = threading.Event()
@@ -143,7 +144,8 @@ class LineClock:
             _cost_ns = self._calibrated()
         self._forget()
         self._thread.start()
-        monitoring.set_events(tool, monitoring.events.PY_START | monitoring.events.PY_RESUME)
+        events = monitoring.events
+        monitoring.set_events(tool, events.PY_START | events.PY_RESUME | events.PY_UNWIND)
 
     def stop(self) -> None:
         """End, and release what it takes of `sys.monitoring`."""
@@ -245,6 +247,12 @@ class LineClock:
             place = self._current if code.co_flags & _ASYNC else self._elsewhere
         return self._turn(now, code, known[1].setdefault(~offset, [None, 0, False]), place)
 
+    def _unwind(self, code: CodeType, offset: int, error: BaseException) -> None:
+        now = _clock()
+        if id(code) in self._known and threading.get_ident() == self._user:
+            place = self._running(sys._getframe(1).f_back) or self._elsewhere
+            self._turn(now, None, [None, 0, False], place)  # this event cannot be disabled
+
     def _resume(self, code: CodeType, offset: int) -> Any:
         now = _clock()
         if threading.get_ident() != self._user:
@@ -261,9 +269,10 @@ class LineClock:
         """
         found = self._silent.get(id(code))
         if found is None:
-            lines = {each.offset: each.positions and each.positions.lineno for each in dis.get_instructions(code)}
-            jumps = [(e.offset, e.argval) for e in dis.get_instructions(code) if e.opcode in _JUMPS]
-            found = self._silent[id(code)] = any(lines[at] == lines.get(to) for at, to in jumps)
+            steps: Any = list(dis.get_instructions(code))
+            lines = {step.offset: step.positions.lineno for step in steps}
+            found = any(lines[s.offset] == lines.get(s.argval) for s in steps if s.opcode in _JUMPS)
+            self._silent[id(code)] = found
         return found
 
     def _running(self, frame: FrameType | None) -> Place | None:
@@ -296,7 +305,7 @@ class LineClock:
         return elapsed
 
     def _turn(self, now: int, code: CodeType | None, spot: list[Any], place: Place) -> Any:
-        """End the time of the last event, and begin that of a place; return what the event's callback does."""
+        """End the time of the last event, and begin that of a place; return what the callback returns."""
         anchor, current = self._anchor, self._current
         if self._dark:
             self._add(now, anchor.dark)
@@ -328,4 +337,3 @@ class LineClock:
         self._last = end = _clock()
         self._used += end - now + _cost_ns
         return action
-

@@ -10,9 +10,9 @@ import numpy as np
 
 from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Box, Elements, MemoryAccess
 from nbparallel.distributed.races.access_recorder import AccessRecorder, UserLines
-from nbparallel.distributed.runtime.call_site import label_function
 from nbparallel.distributed.races.doors import doors
 from nbparallel.distributed.races.traced_array import TracedArray, plain, recording, trace
+from nbparallel.distributed.runtime.call_site import label_function
 
 byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere
 

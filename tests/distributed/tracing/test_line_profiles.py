@@ -1,0 +1,133 @@
+"""Profiles of cells on real ranks: which line took the time of which rank."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from nbparallel.distributed.tracing.profiling.profile import LineTimes, Profile
+from nbparallel.errors import ParallelError
+from nbparallel.session import Session
+
+pytest_plugins = ["tests.harness.sessions"]
+pytestmark = pytest.mark.slow
+MEASURES = sys.version_info >= (3, 12)
+needs_monitoring = pytest.mark.skipif(not MEASURES, reason="Python 3.11 samples lines inside of loops")
+LEFT = """
+import signal, sys, threading
+tools = [sys.monitoring.get_tool(i) for i in range(6)] if hasattr(sys, "monitoring") else []
+tools, signal.getitimer(signal.ITIMER_PROF), [t.name for t in threading.enumerate()], barrier.__module__
+"""
+
+
+def profile_of(session: Session, cell: str, **options: object) -> Profile:
+    """Return the profile of a cell."""
+    profile = session.run(cell, profile=True, **options).profile  # type: ignore[arg-type]
+    assert profile is not None
+    return profile
+
+
+def times(profile: Profile, line: int, file: str = "") -> list[LineTimes]:
+    """Return the times of a line by rank; nothing if it took none."""
+    return [
+        times for found in profile.lines if (found.file, found.line) == (file, line)
+        for times in found.ranks.values()
+    ]  # fmt: skip
+
+
+def test_each_line_has_its_time_on_each_rank(two_ranks: Session) -> None:
+    """Also what waits for another rank, and what moves data; the slowest rank of a line is known."""
+    cell = (
+        "import time\ntime.sleep(0.1 + 0.3 * rank)\nbarrier()\ntime.sleep(0.1)\n"
+        "x = all_gather(bytes(1 << 24))"
+    )
+    profile = profile_of(two_ranks, cell)
+    sleeps, waits, later, gathers = (times(profile, line) for line in (2, 3, 4, 5))
+    assert sleeps[0].computing >= 0.1
+    assert sleeps[1].computing >= 0.4
+    assert waits[0].waiting >= 0.2 > waits[0].computing + waits[1].waiting
+    assert all(0.1 <= each.computing < 0.3 for each in later)
+    assert all(each.moving > each.computing for each in gathers)
+    line = next(line for line in profile.lines if line.line == 2)
+    assert (line.fastest, line.slowest, line.uneven, line.code) == (
+        0,
+        1,
+        True,
+        "time.sleep(0.1 + 0.3 * rank)",
+    )
+    whole = profile.ranks[1]
+    assert whole.seconds == pytest.approx(sum(line.ranks[1].seconds for line in profile.lines), abs=0.1)
+
+
+@needs_monitoring
+def test_lines_of_loops_and_functions(two_ranks: Session) -> None:
+    """Of functions of other cells too; a line that is hot and short does not take its neighbour's time."""
+    define = (
+        "def work(n):\n    x = 0\n    for i in range(n):\n        x += 1\n        y = sum(range(400))\n"
+        "    return x"
+    )
+    two_ranks.run(define, execution_count=7)
+    cell = (
+        "import time\nfor step in range(3):\n    work(20_000)\n    time.sleep(0.05)\n"
+        "z = sorted(range(1000), key=lambda i: time.sleep(0.0001) or -i)"
+    )
+    profile = profile_of(two_ranks, cell)
+    longest = profile.longest
+    assert longest is not None
+    assert (longest.file, longest.line) == ("In[7]", 5)
+    work = sum(line.mean.seconds for line in profile.lines if line.file == "In[7]")
+    assert longest.mean.seconds > 0.8 * work
+    assert times(profile, 3)[0].seconds < 0.1 * work
+    assert 0.15 <= times(profile, 4)[0].seconds < 0.15 + 0.1 * work
+    assert times(profile, 5)[0].seconds >= 0.1
+
+
+@needs_monitoring
+def test_generators_recursion_and_what_awaits(two_ranks: Session) -> None:
+    """A line that resumes a generator, awaits, or catches what a function raises has its time."""
+    cell = (
+        "import asyncio, time\ndef numbers():\n    for i in range(3):\n"
+        "        time.sleep(0.02)\n        yield i\n"
+        "for n in numbers():\n    time.sleep(0.04)\nawait asyncio.sleep(0.1)\n"
+        "def deep(n):\n    if n == 0:\n        raise KeyError\n    deep(n - 1)\n"
+        "try:\n    deep(5)\nexcept KeyError:\n    time.sleep(0.1)\ntime.sleep(0.1)"
+    )
+    profile = profile_of(two_ranks, cell)
+    for line, least in ((4, 0.06), (7, 0.12), (8, 0.1), (16, 0.1), (17, 0.1)):
+        assert least <= times(profile, line)[0].computing < least + 0.3, (line, profile)
+    assert all(each.seconds < 0.05 for line in (12, 14) for each in times(profile, line))
+
+
+@pytest.mark.parametrize("end", ["1 / 0", "raise KeyboardInterrupt"])
+def test_what_ran_of_a_cell_that_failed(two_ranks: Session, end: str) -> None:
+    """Its profile is with the error; nothing of it is left on the ranks."""
+    before = two_ranks.run(LEFT).values
+    with pytest.raises((ParallelError, KeyboardInterrupt)) as caught:
+        two_ranks.run(f"import time\ntime.sleep(0.2)\n{end}", profile=True)
+    result = caught.value.result  # type: ignore[union-attr]
+    assert times(result.profile, 2)[0].computing >= 0.2
+    assert two_ranks.run(LEFT).values == before
+
+
+@needs_monitoring
+def test_tools_that_hold_the_monitoring(two_ranks: Session) -> None:
+    """The cell runs, and the profile says which they are; one of them alone is no matter."""
+    hold = "import sys\nfor tool in (2, 3, 4):\n    sys.monitoring.use_tool_id(tool, f'tracer {tool}')"
+    free = "for tool in (2, 3, 4):\n    sys.monitoring.free_tool_id(tool)"
+    two_ranks.run(hold)
+    try:
+        profile = profile_of(two_ranks, "x = 1")
+    finally:
+        two_ranks.run(free)
+    assert profile.remarks[0].startswith("ranks 0-1: other tools use sys.monitoring already: tracer 4")
+    cell = "import cProfile, time\nwith cProfile.Profile():\n    time.sleep(0.1)"
+    assert times(profile_of(two_ranks, cell), 3)[0].computing >= 0.1
+
+
+def test_without_the_option_nothing_is_there() -> None:
+    """No rank loads the profiler, and a cell has no profile."""
+    look = "import sys\n[name for name in sys.modules if 'profiling' in name]"
+    with Session(1) as session:
+        result = session.run(look)
+        assert (result.values[0], result.profile) == ([], None)
