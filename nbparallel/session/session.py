@@ -347,7 +347,7 @@ class Session:
         check_races : bool
             Look for data races on shared arrays: ``.races`` of the result has them; the cell runs slower.
         profile : bool
-            Measure each line: ``.profile`` of the result says where the time has gone, by line and rank.
+            Measure lines: ``.profile`` of the result has the time of each one on each rank.
         observers : collection of str
             Modules that observe the cell on each rank; ``.findings`` of the result has what they found.
 
@@ -356,16 +356,14 @@ class Session:
         SyntaxError
             The cell does not compile; nothing was sent.
         ParallelError
-            Ranks failed; ``.errors`` maps rank to exception, the root cause first; ``.result`` holds
-            values and output.
+            Ranks failed; ``.errors`` maps rank to exception, the root cause first; ``.result`` has the rest.
         KeyboardInterrupt, CellTimeoutError
             It was interrupted; the time-out passed; ``.result`` too.
         """
         options = CellOptions(
             namespace=namespace, share=share, timeout=timeout, sink=sink, execution_count=execution_count,
             line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
-            on_error=on_error, draw=draw, check_races=check_races, profile=profile,
-            observers=observers,
+            on_error=on_error, draw=draw, check_races=check_races, profile=profile, observers=observers,
         )  # fmt: skip
         with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
             return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)

@@ -46,7 +46,7 @@ Times = list[int]
 """Nanoseconds in all, and of them those waiting and those moving data."""
 
 
-class Place:
+class LinePlace:
     """A line, with its time and what was dark behind it."""
 
     __slots__ = ("dark", "dark_count", "filename", "hidden", "hot", "line", "own_count", "own_ns", "times")
@@ -59,10 +59,10 @@ class Place:
         self.dark: Times = [0, 0, 0]
         self.dark_count = 0
         """How often its own time was a part of that."""
-        self.hidden: dict[Place, Times] = {}
+        self.hidden: dict[LinePlace, Times] = {}
         """Samples of hot lines behind it."""
 
-    def divided(self) -> Iterator[tuple[Place, Times]]:
+    def divided(self) -> Iterator[tuple[LinePlace, Times]]:
         """Yield what was dark behind it, divided among the lines."""
         whole, *parts = self.dark
         seen = [(place, [times[0] - times[1] - times[2], *times[1:]]) for place, times in self.hidden.items()]
@@ -97,7 +97,7 @@ class LineClock:
 
     def __init__(self, label_of: Callable[[str], str | None], spent: Callable[[], tuple[int, int]]) -> None:
         self._label_of, self._spent = label_of, spent
-        self._monitoring: Any = sys.monitoring
+        self._monitoring: Any = vars(sys)["monitoring"]
         events = self._monitoring.events
         self._events = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         self._callbacks = {
@@ -113,7 +113,7 @@ class LineClock:
     def _forget(self) -> None:
         self._known: dict[int, tuple[CodeType, dict[int, list[Any]]]] = {}
         """By identity: comparing code objects is slow.  The spots of each: place, last event, hot."""
-        self._places: dict[tuple[str, int], Place] = {}
+        self._places: dict[tuple[str, int], LinePlace] = {}
         self._dimmed: dict[int, CodeType] = {}
         self._silent: dict[int, bool] = {}
         self._elsewhere = self._current = self._anchor = self._place("", 0)
@@ -201,7 +201,7 @@ class LineClock:
     def _look(self, now: int) -> None:
         """Have what was dark until now be time of the line that runs, unless that is a hot one.
 
-        The thread that is measured has let go of the interpreter: in C code, or between two instructions.
+        The thread that is measured has released the interpreter: in C code, or between two instructions.
         """
         frame = sys._current_frames().get(self._user)
         if frame is None or frame.f_code.co_filename == __file__ or not (place := self._running(frame)):
@@ -275,7 +275,7 @@ class LineClock:
             self._silent[id(code)] = found
         return found
 
-    def _running(self, frame: FrameType | None) -> Place | None:
+    def _running(self, frame: FrameType | None) -> LinePlace | None:
         """Return the innermost line of the user's."""
         while frame is not None:
             if id(frame.f_code) in self._known:
@@ -283,11 +283,11 @@ class LineClock:
             frame = frame.f_back
         return None
 
-    def _place(self, filename: str, line: int) -> Place:
+    def _place(self, filename: str, line: int) -> LinePlace:
         key = filename, line
         place = self._places.get(key)
         if place is None:
-            place = self._places[key] = Place(filename, line)
+            place = self._places[key] = LinePlace(filename, line)
         return place
 
     def _add(self, now: int, times: Times, more: Times | None = None) -> int:
@@ -304,7 +304,7 @@ class LineClock:
                 each[2] += moving
         return elapsed
 
-    def _turn(self, now: int, code: CodeType | None, spot: list[Any], place: Place) -> Any:
+    def _turn(self, now: int, code: CodeType | None, spot: list[Any], place: LinePlace) -> Any:
         """End the time of the last event, and begin that of a place; return what the callback returns."""
         anchor, current = self._anchor, self._current
         if self._dark:
