@@ -344,9 +344,8 @@ class Session:
             When a rank fails: stop the others, or let them run to their end unless they wait for it.
         draw : str or collection of str
             Names whose beginnings ``.drawn`` of the result has, before and after the cell.
-        check_races : bool
+        check_races, profile : bool
             Look for data races on shared arrays: ``.races`` of the result has them; the cell runs slower.
-        profile : bool
             Measure lines: ``.profile`` of the result has the time of each one on each rank.
         observers : collection of str
             Modules that observe the cell on each rank; ``.findings`` of the result has what they found.
