@@ -48,6 +48,7 @@ from nbparallel.supervisor.children import die_with_parent
 from nbparallel.transfer import definitions
 from nbparallel.transfer.variable_info import describe_variable
 from nbparallel.wire.control import ControlView
+from nbparallel.wire.control_layout import ITEMS
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import pack_versions
 from nbparallel.wire.inspection import Completion, CompletionRequest, Completions, NamespaceReport, Origin
@@ -246,9 +247,29 @@ class Engine:
             settings=settings,
         )
         settings.begin(configure.context.settings)
+        ImportHook("tqdm.std", self._follow_bars).install()
         definitions.set_main_globals(shell.user_ns, shell.user_ns_hidden)
         self._keepalive: object = None
         self._port = 0
+
+    def _follow_bars(self) -> None:
+        """Have the kernel see how far the outermost bar of tqdm is, whenever it is drawn."""
+        std: Any = sys.modules["tqdm.std"]
+        draw = std.tqdm.display
+
+        def display(bar: Any, *args: Any, **options: Any) -> Any:
+            control, task = self.state.control, self.state.output.task
+            if control is not None and not bar.pos and bar.total and self.state.output.runs:
+                first = control.layout.rank_word(self.state.rank, ITEMS)
+                since = time.time() - getattr(bar, "start_t", time.time())  # its first drawing is before that
+                if control.words[first] != task or control.words[first + 4]:  # no map has these words
+                    steps = 0, int(bar.n), time.monotonic_ns() - int(1e9 * since), int(bar.total)
+                    for word, value in enumerate(steps, first + 1):
+                        control.words[word] = value
+                    control.words[first] = task
+            return draw(bar, *args, **options)
+
+        std.tqdm.display = display
 
     def handle(self, frame: Frame) -> None:
         """Handle one frame of the kernel."""

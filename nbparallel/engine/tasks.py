@@ -424,7 +424,7 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     assert state.control is not None, "a rank joins an epoch before its first task"
     store, words = sharing.current_store(), state.control.words
     word = state.control.layout.rank_word(state.rank, ITEMS)
-    words[word], words[word + 1], words[word + 2], words[word + 3] = 0, 0, 0, 0
+    words[word], words[word + 1], words[word + 2], words[word + 3], words[word + 4] = 0, 0, 0, 0, 0
     words[word] = task.number  # last: what the kernel reads with it is this task's
     function, items = _load(state, task.call)
     state.settings.settle()

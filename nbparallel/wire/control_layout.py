@@ -281,13 +281,16 @@ class ItemRecord(NamedTuple):
     done: int
     """How many it has done."""
     began_ns: int = 0
-    """When the function began with it (`time.monotonic_ns`), if items have a time-out; 0: it does not run."""
+    """When the function began with it (`time.monotonic_ns`), if items have a time-out; 0: it does not run.
+    Of a bar: when it began."""
+    steps: int = 0
+    """Of a bar that the rank shows, how long it is, and `done` how far; 0: it is a map."""
 
     @classmethod
     def read(cls, words: memoryview, layout: Layout, rank: int) -> ItemRecord:
         """Return how far `rank` is; it writes the task after it has cleared the other words."""
-        task, current, done, began = words[(w := layout.rank_word(rank, ITEMS)) : w + 4].tolist()
-        return cls(task, current - 1, done, began)
+        task, current, *rest = words[(w := layout.rank_word(rank, ITEMS)) : w + 5].tolist()
+        return cls(task, current - 1, *rest)
 
 
 class LockRecord(NamedTuple):

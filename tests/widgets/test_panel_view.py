@@ -420,3 +420,16 @@ def test_no_ranks() -> None:
     """Without ranks it says so, and how they start."""
     assert repr(PanelView(None)) == NO_RANKS
     assert NO_RANKS in PanelView(None)._repr_html_()
+
+
+def test_bars_of_ranks_are_steps() -> None:
+    """How far ranks say that they are: the last one above, each in its row; nothing of a bar that is full."""
+    behind = replace(BUSY, step=31, steps=40, seconds_left=3.2)
+    bars = replace(
+        RUNNING, ranks=ranks(replace(behind, step=40), replace(behind, step=35, seconds_left=1), behind)
+    )
+    text = repr(PanelView(bars))
+    assert "step 31 of 40 (rank 2) · about 3 s left" in text
+    assert text.count("step 35 of 40") == text.count("step 31 of 40") - 1 == 1
+    assert "step 40" not in text
+    assert "step 35 of 40</td>" in PanelView(bars)._repr_html_()

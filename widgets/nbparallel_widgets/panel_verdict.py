@@ -150,6 +150,10 @@ def progress(activity: SessionActivity, course: Course) -> str:
         seconds, item = course.slowest
         if item >= 0 and seconds >= 1:
             parts.append(f"the slowest took {seconds:.1f} s: item {item}")
+    if activity.running and (bars := [rank for rank in activity.ranks if rank.step < rank.steps]):
+        last = max(bars, key=lambda rank: rank.seconds_left)
+        parts.append(f"step {last.step:,} of {last.steps:,} (rank {last.rank})")
+        parts.append(f"about {seconds_text(max(1.0, round(last.seconds_left)))} left")
     loops = {(rank.line, rank.last_line) for rank in activity.ranks if rank.last_line > rank.line}
     if len(loops) == 1:
         parts.append("in lines {}-{}".format(*loops.pop()))

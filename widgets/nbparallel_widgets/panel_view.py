@@ -125,7 +125,7 @@ def own_text(rank: RankActivity, activity: SessionActivity, course: Course, *, m
         seconds = course.item_seconds(rank.rank, activity.seconds)
         return f"item {rank.item}" + (f", for {seconds:.1f} s" if seconds >= 1 else "")
     if not marked or rank.state in ("idle", "finished"):
-        return ""
+        return f"step {rank.step:,} of {rank.steps:,}" if rank.step < rank.steps else ""
     return state_text(rank, activity).removeprefix(f"{rank.state}: ").removeprefix(f"{rank.state}, ")
 
 

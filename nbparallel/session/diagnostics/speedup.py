@@ -52,14 +52,15 @@ class Scaling(TableView):
     def serial(self) -> float | None:
         """Share of the work that is not divided, by Amdahl's law (least squares of relative errors).
 
-        None: fewer than two numbers of ranks are within the CPUs.  More ranks than CPUs count as CPUs.
+        Of numbers of ranks that are within the CPUs; None: fewer than two are.
         """
-        used = np.minimum(self.counts, self.cpus)
-        if len(np.unique(used)) < 2:
+        within = [
+            (n, seconds) for n, seconds in zip(self.counts, self.seconds, strict=True) if n <= self.cpus
+        ]
+        if len(within) < 2:
             return None
-        seconds = np.array(self.seconds)
-        parts = np.stack([np.ones(len(used)), 1 / used], axis=1) / seconds[:, None]
-        fixed, divided = np.linalg.lstsq(parts, np.ones(len(used)))[0]
+        parts = [(1 / seconds, 1 / (n * seconds)) for n, seconds in within]
+        fixed, divided = np.linalg.lstsq(parts, np.ones(len(parts)))[0]
         return float(np.clip(fixed / (fixed + divided), 0, 1))
 
     def predicted(self, count: float) -> float:

@@ -201,6 +201,12 @@ class RankActivity:
     """Of a function that is mapped over items: how many it has done."""
     item: int = -1
     """The index of the item that it took last; -1: none."""
+    step: int = 0
+    """How far its bar of tqdm is."""
+    steps: int = 0
+    """How long that is; 0: it shows none."""
+    seconds_left: float = 0.0
+    """Until the bar's end, if it goes on as it went."""
 
 
 RankStatistics = RankActivity
@@ -388,14 +394,17 @@ class _ActivitySnapshot:
             threads=memory.threads,
             task=handle.task,
             stopped=memory.stopped,
-            items=items.done,
+            items=0 if items.steps else items.done,
             item=items.current,
+            step=items.done if items.steps else 0,
+            steps=items.steps,
+            seconds_left=(self.now - items.began_ns) / 1e9 * (items.steps / max(1, items.done) - 1),
         )
 
     def _items(self, rank: int) -> ItemRecord:
         """Return how far a rank is in the items of this cell."""
         control, none = self.control, ItemRecord(0, -1, 0)
-        if not self.clock.items or control is None or rank >= control.world_size:
+        if control is None or rank >= control.world_size:
             return none
         try:
             record = ItemRecord.read(control.words, control.layout, rank)

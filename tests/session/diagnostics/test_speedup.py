@@ -10,8 +10,9 @@ from nbparallel.session.diagnostics.speedup import Scaling
 
 
 def test_amdahl_s_law_is_fitted() -> None:
-    """The serial part is found; ranks beyond the CPUs count as CPUs; a perfect or a useless speed-up too."""
+    """The serial part is found, of numbers within the CPUs; a perfect and a useless speed-up are, too."""
     found = Scaling((1, 2, 4, 8), tuple(0.2 + 0.8 / n for n in (1, 2, 4, 4)), cpus=4)
+    assert Scaling((1, 2, 4, 8), (*found.seconds[:3], 9), cpus=4).serial == pytest.approx(0.2)
     assert found.serial == pytest.approx(0.2)
     assert found.speedup == pytest.approx((1, 1.667, 2.5, 2.5), abs=1e-3)
     assert found.efficiency[2] == pytest.approx(0.625)

@@ -79,3 +79,34 @@ def test_a_broken_bar_is_no_failure(two: Session, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("nbparallel.session.tasks.item_map.make_bar", lambda total: Broken())
     with pytest.warns(RuntimeWarning, match="no longer shown .*BrokenPipeError"):
         assert two.map(abs, range(-3, 0)) == [3, 2, 1]
+
+
+def test_a_bar_of_a_rank_is_seen() -> None:
+    """The outermost bar of tqdm, in `Session.activity`; not in a map, whose items are counted."""
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    with Session(2) as session:
+        go_on = nbp.zeros(1)
+        cell = (
+            "import time\nfrom tqdm import tqdm\nbar = tqdm(total=40, mininterval=0)\n"
+            "for step in range(30 + rank):\n    time.sleep(0.01)\n    bar.update()\n"
+            "    for _ in tqdm(range(3), mininterval=0): pass\n"
+            "while not go_on[0]: time.sleep(0.01)\nbar.close()"
+        )
+        pending = session.submit(cell, namespace={"go_on": go_on})
+        try:
+            wait_until(lambda: [rank.step for rank in session.activity().ranks] == [30, 31])
+            for rank in session.activity().ranks:
+                assert (rank.steps, rank.items) == (40, 0)
+                assert 0.05 < rank.seconds_left < 30
+        finally:
+            go_on[0] = 1
+        pending.result()
+
+        def work(item: int) -> int:
+            from tqdm import tqdm
+
+            return sum(1 for _ in tqdm(range(item), mininterval=0))
+
+        assert session.map(work, range(5), progress=False) == list(range(5))
+        assert [rank.steps for rank in session.activity().ranks] == [0, 0]
+        assert sum(rank.items for rank in session.activity().ranks) == 5
