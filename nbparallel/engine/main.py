@@ -261,7 +261,7 @@ class Engine:
             control, task = self.state.control, self.state.output.task
             if control is not None and not bar.pos and bar.total and self.state.output.runs:
                 first = control.layout.rank_word(self.state.rank, ITEMS)
-                since = time.time() - getattr(bar, "start_t", time.time())  # its first drawing is before that
+                since = bar.format_dict["elapsed"]
                 if control.words[first] != task or control.words[first + 4]:  # no map has these words
                     steps = 0, int(bar.n), time.monotonic_ns() - int(1e9 * since), int(bar.total)
                     for word, value in enumerate(steps, first + 1):

@@ -12,7 +12,7 @@ import pytest
 from nbparallel.session import Session
 from nbparallel.session.monitoring.timeline import Timeline
 from nbparallel_widgets import timeline_text
-from nbparallel_widgets.advice import advice
+from nbparallel_widgets.timeline_text import advice
 from nbparallel_widgets.timeline_view import TimelineView
 
 
