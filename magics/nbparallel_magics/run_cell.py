@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import re
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +178,7 @@ def _run_on_ranks(
         # IPython's lines below are of this process, which only waits; they are no output of a rank's
         seconds = sum(rank.cpu_seconds for rank in result.ranks.values())
         used = f"{rank_list(result.ranks)} used {seconds_text(seconds)} of processor time"
-        sys.stdout.write(f"[nbparallel] {used}\n")
+        publisher_for(shell, state.notebook).note(f"[nbparallel] {used}\n")
     return None
 
 

@@ -16,7 +16,7 @@ def with_ranks(kernel: Kernel, count: int = 2, cell: str = "kept = rank + 7") ->
 
 def printed(outcome: CellOutcome) -> str:
     """Return what the cell printed on both streams, also what was cleared later."""
-    return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
+    return "".join(message.printed for message in outcome.messages)
 
 
 def text(outcome: CellOutcome) -> str:
@@ -25,6 +25,6 @@ def text(outcome: CellOutcome) -> str:
     for message in outcome.messages:
         if message.kind == "clear_output":
             shown = ""
-        elif message.kind == "stream":
-            shown += message.content["text"]
+        else:
+            shown += message.printed
     return shown

@@ -35,6 +35,9 @@ from nbparallel_magics.output.layout import (
 from nbparallel_magics.output.overflow import LogFolder, OverflowLog
 from nbparallel_magics.output.publisher import Publisher
 
+_NOTE = "note"
+"""In the place of a stream: a line of our own."""
+
 # Writing of labelled pieces: where a label is due, and where a line must be ended first.
 
 
@@ -65,7 +68,10 @@ class BlockWriter:
         """Show more; text of the same ranks and stream goes on where it was, in few messages."""
         buffered: list[tuple[str, str]] = []
         for piece in pieces:
-            if isinstance(piece.item, Text):
+            if isinstance(piece.item, Text) and not piece.ranks:
+                self._add(buffered, _NOTE, f"{self._ended(_NOTE)}{piece.item.text}")
+                self._continuable = _push(self.shown, piece, False)
+            elif isinstance(piece.item, Text):
                 self._add(buffered, piece.item.name, self._labelled(piece, piece.item))
             elif piece.item.data.keys() == {"text/plain"} and piece.item.is_value:
                 self._add(buffered, "stdout", self._value(piece, str(piece.item.data["text/plain"])))
@@ -111,8 +117,6 @@ class BlockWriter:
         goes_on = self._continuable and _same_place(self.shown[-1], piece)
         if goes_on:
             text = item.text
-        elif not piece.ranks:
-            text = f"{self._ended(item.name)}{item.text}"
         else:
             gap = " " if fits_behind_label(item.text) else "\n"
             text = f"{self._ended(item.name)}{piece.label}{gap}{item.text}"
@@ -148,7 +152,7 @@ class BlockWriter:
         for name, text in buffered:
             self.size += len(text)
             self.on_page += len(text)
-            self._publisher.stream(name, text)
+            self._publisher.note(text) if name is _NOTE else self._publisher.stream(name, text)
         buffered.clear()
 
 

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
+from nbparallel.errors.text.table import muted
+
 # Messages that the notebook itself showed in a cell, to repeat them after ``clear_output``.
 #
 # Clearing removes everything that a cell has shown, also what did not come from ranks: a ``print`` before
@@ -198,6 +200,9 @@ class Publisher(Protocol):
     def stream(self, name: str, text: str) -> None:
         """Show text of ``stdout`` or ``stderr``."""
 
+    def note(self, text: str) -> None:
+        """Show lines of our own, which stand back where the front end can show that."""
+
     def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         """Show a rich display."""
 
@@ -289,6 +294,12 @@ class KernelPublisher:
                 self._pacer.wait_for(nbytes)
             self._send("stream", {"name": name, "text": part})
 
+    def note(self, text: str) -> None:
+        if is_logged():
+            self.stream("stdout", text)
+        else:
+            self.display({"text/plain": text.rstrip("\n"), "text/html": muted(text)}, {}, {})
+
     def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         self._send_display("display_data", data, metadata, transient)
 
@@ -371,6 +382,9 @@ class PlainPublisher:
         stream.flush()
         self._open = not text.endswith("\n")
         self._draw()
+
+    def note(self, text: str) -> None:
+        self.stream("stdout", text)
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
         self._wipe()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from nbparallel_magics.output.publisher import publisher_for
+
 if TYPE_CHECKING:
     from nbparallel import Session
 
@@ -68,7 +70,7 @@ class RankIntrospection:
         if error.name and result.info.store_history and self._raised_by_the_cell(error):
             advice = self._advice(error.name)
             if advice:
-                print(f"[nbparallel] {advice}")  # noqa: T201  (it belongs below the traceback)
+                publisher_for(self._shell, None).note(f"[nbparallel] {advice}\n")
 
     def _raised_by_the_cell(self, error: NameError) -> bool:
         """Whether code of the notebook missed the name, rather than a module that it called."""

@@ -72,7 +72,7 @@ class RunningCell:
         """Wait until the cell's streams hold `text`."""
 
         def there() -> bool:
-            return text in "".join(m.content["text"] for m in self.messages if m.kind == "stream")
+            return text in "".join(m.printed for m in self.messages)
 
         self._kernel.wait_until(there, timeout, f"output of the cell that holds {text!r}")
 

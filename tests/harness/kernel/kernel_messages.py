@@ -21,6 +21,19 @@ class KernelMessage:
     content: Mapping[str, Any]
     """The message's content as it came."""
 
+    @property
+    def is_note(self) -> bool:
+        """Whether it shows lines of the library's own, which HTML shows muted."""
+        plain = self.content["data"].get("text/plain", "") if self.kind == "display_data" else ""
+        return plain.startswith("[nbparallel] ")
+
+    @property
+    def printed(self) -> str:
+        """What it prints: text of a stream, or notes."""
+        if self.kind == "stream":
+            return str(self.content["text"])
+        return f"{self.content['data']['text/plain']}\n" if self.is_note else ""
+
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
@@ -44,8 +57,8 @@ class CellOutcome:
     """The whole traceback as the front end would show it, with colours."""
 
     def stream(self, name: str = "stdout") -> str:
-        """Return the text of one stream."""
-        return "".join(m.content["text"] for m in self._of("stream") if m.content["name"] == name)
+        """Return the text of one stream; stdout has the library's notes."""
+        return "".join(m.printed for m in self.messages if m.content.get("name", "stdout") == name)
 
     @property
     def stdout(self) -> str:
@@ -60,7 +73,7 @@ class CellOutcome:
     @property
     def displays(self) -> tuple[Mapping[str, Any], ...]:
         """Mime bundles that were displayed, updates not applied."""
-        return tuple(m.content["data"] for m in self._of("display_data"))
+        return tuple(m.content["data"] for m in self._of("display_data") if not m.is_note)
 
     @property
     def result(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ def page(outcome: CellOutcome) -> list[tuple[str, Any]]:
             continue
         if clear:
             shown, clear = [], False
-        if message.kind == "stream" and shown and shown[-1][0] == message.content["name"]:
-            shown[-1] = (shown[-1][0], shown[-1][1] + message.content["text"])
-        elif message.kind == "stream":
-            shown.append((message.content["name"], message.content["text"]))
+        name = message.content.get("name", "stdout")
+        if message.printed and shown and shown[-1][0] == name:
+            shown[-1] = (name, shown[-1][1] + message.printed)
+        elif message.printed:
+            shown.append((name, message.printed))
         else:
             shown.append((message.kind, message.content))
     return shown
@@ -336,3 +338,15 @@ def test_time_over_ranks_has_their_processor_time(shared_kernel: Kernel) -> None
     assert used, shown
     assert int(used[1]) >= 600
     assert "processor time" not in text(shared_kernel.run("%%parallel\nprint(1)"))
+
+
+def test_notes_stand_back(shared_kernel: Kernel) -> None:
+    """Lines of the library's own are muted in HTML, several in one display, and text elsewhere."""
+    kernel = loaded(shared_kernel)
+    outcome = kernel.run("import numpy as np; x = np.ones(1 << 17)\n%parallel -n 2 -o total total = x.sum()")
+    assert outcome.status == "ok", outcome.traceback
+    (note,) = [message.content["data"] for message in outcome.messages if message.is_note]
+    assert all(line.startswith("[nbparallel] ") for line in note["text/plain"].splitlines())
+    assert re.findall(r'<div style="opacity:\.7[^>]*>\[nbparallel\] ([^<]*)</div>', note["text/html"]) == [
+        html.escape(line.removeprefix("[nbparallel] ")) for line in note["text/plain"].splitlines()
+    ]

@@ -28,6 +28,9 @@ class Page:
         else:
             self.shown.append((name, text))
 
+    def note(self, text: str) -> None:
+        self.stream("stdout", text)
+
     def display(self, data: Any, metadata: Any, transient: Any) -> None:
         self.shown.append(("display", data, transient))
 

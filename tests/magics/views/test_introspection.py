@@ -13,7 +13,7 @@ def shown(kernel: Kernel, code: str) -> str:
     """Return what a cell prints."""
     outcome = kernel.run(code)
     assert outcome.status == "ok", outcome.traceback
-    return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
+    return "".join(m.printed for m in outcome.messages)
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_missing_name_that_ranks_have_is_found(shared_kernel: Kernel) -> None:
     def below(code: str) -> str:
         outcome = kernel.run(code)
         assert "NameError" in "".join(outcome.traceback)
-        return "".join(m.content["text"] for m in outcome.messages if m.kind == "stream")
+        return "".join(m.printed for m in outcome.messages)
 
     for code, name in (
         ("print(rank)", "rank"),
