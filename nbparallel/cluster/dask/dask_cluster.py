@@ -121,12 +121,15 @@ class DaskCluster:
         except OSError as error:
             problem = f"{type(error).__name__}: {error}"
             raise StartError(f"the scheduler cannot be reached, is the network down? ({problem})") from error
-        machines, found = dict[str, list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
+        machines, found = dict[Any, list[dict[str, Any]]](), dict[str, list[dict[str, Any]]]()
+        jobs = self._jobs  # two on a machine are two hosts: each has processors and memory of its own
         silent = {anchor.address for anchor in self._anchors.values() if anchor.given_up}
         for address, worker in listed.items():
             if address not in silent:  # the scheduler has perhaps not noticed that it does not answer
-                machines.setdefault(worker["host"], []).append({**worker, "address": address})
-        for machine, workers in machines.items():
+                name = f"{worker['name']}-"  # of a job with several workers: its own, and a number
+                job = next((job for job in jobs if name.startswith(f"{job}-")), "")
+                machines.setdefault((worker["host"], job), []).append({**worker, "address": address})
+        for (machine, _), workers in machines.items():
             workers.sort(key=lambda worker: str(worker["name"]))
             name = str(workers[0]["name"])
             found[machine if "://" in name else name] = workers
@@ -148,9 +151,8 @@ class DaskCluster:
                     deadline = min(deadline, now + RETURN_SECONDS)
                 elif jobs and not said and now > began + RETURN_SECONDS:
                     said = True
-                    _say(
-                        f"no worker yet: {jobs} jobs wait in the queue, or start; an interrupt ends the wait"
-                    )
+                    waiting = f"{len(jobs)} jobs wait in the queue, or start"
+                    _say(f"no worker yet: {waiting}; an interrupt ends the wait")
                 time.sleep(LOOK_SECONDS)
         if not listed:
             raise StartError(f"the cluster had no worker in {seconds:.0f} s: {self._advice}")
@@ -162,10 +164,10 @@ class DaskCluster:
         return listed
 
     @property
-    def _jobs(self) -> int:
-        """How many jobs of a batch system the cluster consists of."""
+    def _jobs(self) -> list[str]:
+        """Names of the jobs of a batch system that the cluster consists of."""
         cluster = self._client.cluster  # of dask-jobqueue, which need not be installed here
-        return len(cluster.worker_spec) if hasattr(cluster, "job_script") else 0
+        return list(map(str, cluster.worker_spec)) if hasattr(cluster, "job_script") else []
 
     @property
     def advice(self) -> str:
@@ -173,7 +175,7 @@ class DaskCluster:
         if not (jobs := self._jobs):
             return "start a worker"
         patience = dask.config.get("distributed.deploy.lost-worker-timeout")
-        return f"`cluster.scale(jobs={jobs})` starts one, from {patience} after the loss on"
+        return f"`cluster.scale(jobs={len(jobs)})` starts one, from {patience} after the loss on"
 
     def _listed(self) -> dict[str, dict[str, Any]]:
         """Return the workers that the scheduler has, by address.
@@ -195,9 +197,7 @@ class DaskCluster:
     def _advice(self) -> str:
         """What to do if there is no worker."""
         if jobs := self._jobs:
-            return (
-                f"its jobs wait in the queue, or ended; `cluster.scale(jobs={jobs})` submits what is missing"
-            )
+            return f"its jobs ended, or wait; `cluster.scale(jobs={len(jobs)})` submits what is missing"
         if not isinstance(self._client.cluster, _dask.LocalCluster):
             return "scale it up"
         return (

@@ -14,6 +14,7 @@ PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "setpriv", "unshare")
 NODES = ("n1", "n2")
 CPUS = 2
 UP_SECONDS = 40.0
+MEMORY_CGROUPS = "/sys/fs/cgroup/memory"
 _CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=ctl({controller})
@@ -97,6 +98,13 @@ class SlurmNodes(Network):
         self.machines[node].start(
             "slurmd", "-D", "-N", node, "-f", f"{self.home}/slurm.conf", log=self.home / f"{node}.log"
         )
+
+    def stop(self) -> None:
+        """End everything, and remove what Slurm has made of cgroups."""
+        super().stop()
+        for node in NODES:
+            for folder, *_ in os.walk(f"{MEMORY_CGROUPS}/slurm_{node}", topdown=False):
+                os.rmdir(folder)
 
     def log(self) -> str:
         """Return what its daemons have said last."""

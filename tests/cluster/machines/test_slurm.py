@@ -5,14 +5,17 @@ The nodes share neither /tmp nor /dev/shm.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.machines.notebooks import SlurmNotebook
-from tests.cluster.machines.slurm_nodes import NODES, SlurmNodes
+from tests.cluster.machines.notebooks import SlurmNotebook, slurm_cluster
+from tests.cluster.machines.slurm_nodes import MEMORY_CGROUPS, NODES, SlurmNodes
 from tests.harness.turns import Promised
 
 pytestmark = [pytest.mark.slow, pytest.mark.time_limit(300)]
@@ -21,6 +24,7 @@ GONE_SECONDS = 3.0
 LOST = r"HostLostError: host SLURMCluster-\d is lost, and ranks"
 MORE = "`cluster.scale(jobs=2)` starts one"
 PATIENCE = 90.0
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -48,6 +52,7 @@ def test_a_notebook_on_two_nodes(notebook: SlurmNotebook, slurm: SlurmNodes, pro
         slurm.await_nothing_left()
 
 
+@pytest.mark.fault("F97")
 @pytest.mark.parametrize("moment", ["in a cell", "between cells"])
 def test_scancel(moment: str, notebook: SlurmNotebook, slurm: SlurmNodes, promised: Promised) -> None:
     """The host is named, the other keeps its variables, and the advice is what helps."""
@@ -106,6 +111,7 @@ def test_a_drained_node(notebook: SlurmNotebook, slurm: SlurmNodes) -> None:
         assert MORE in said
 
 
+@pytest.mark.fault("F97")
 def test_a_walltime_ends(notebook: SlurmNotebook, slurm: SlurmNodes) -> None:
     """Every job ends, the cell says so, and nothing is left; new jobs have the ranks again."""
     notebook.connect(walltime="00:01:00")
@@ -115,3 +121,60 @@ def test_a_walltime_ends(notebook: SlurmNotebook, slurm: SlurmNodes) -> None:
     said = notebook.say("%parallel rank")
     assert "the cluster had no worker in 3 s" in said
     assert "`cluster.scale(jobs=2)`" in said
+
+
+def test_two_jobs_on_one_node(notebook: SlurmNotebook) -> None:
+    """They are two hosts: the ranks of each have the processors and the memory of their own job."""
+    assert "2 ranks on 2 hosts" in notebook.connect(2, "--nodelist=n1", cores=1)
+    notebook.say("%parallel -o job os.environ['SLURM_JOB_ID'], all_reduce(1)")
+    assert "2 {2}" in notebook.say("print(len(set(job)), {size for _, size in job})")
+
+
+SECOND_USER = """
+import sys
+import nbparallel as nbp
+{cluster}
+session = nbp.Session(cluster=cluster)
+for _ in range(2):
+    print(session.run("import os, socket; socket.gethostname(), os.getuid()").values, flush=True)
+    sys.stdin.readline()
+cluster.close()
+"""
+
+
+def test_two_users_on_one_node(notebook: SlurmNotebook, slurm: SlurmNodes, promised: Promised) -> None:
+    """Both have their ranks, side by side; the end of one leaves the other's alone."""
+    controller, folder = slurm.machines["ctl"], slurm.home / "jobs"
+    node = ["--nodelist=n1"]
+    code = SECOND_USER.format(cluster=slurm_cluster(controller.address, 1, *node, cores=1))
+    words = [*controller.prefix(), "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    words += [sys.executable, "-c", code]
+    environment = {**os.environ, **slurm.environment, "HOME": str(folder)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, env=environment, cwd=folder, text=True) as other:
+        assert other.stdin
+        assert other.stdout
+        assert "1 rank on 1 host" in notebook.connect(1, *node, cores=1)
+        notebook.say("%parallel kept = os.getuid()")
+        for _ in range(2):
+            assert other.stdout.readline() == f"[('n1', {NOBODY})]\n"
+            assert "Out[rank 0]: 0" in notebook.say("%parallel kept")
+            other.stdin.write("\n")
+            other.stdin.flush()
+        assert other.wait(PATIENCE) == 0
+    assert "Out[rank 0]: 0" in notebook.say("%parallel kept")
+    assert len(slurm.jobs()) == 1
+
+
+@pytest.mark.fault("F98")
+def test_a_job_has_no_more_memory_than_it_asked_for() -> None:
+    """The rank that takes more is killed; the error names it, and the other ranks keep their variables."""
+    if not os.path.isdir(MEMORY_CGROUPS):
+        pytest.skip("Slurm 22.05 limits memory by cgroup v1, which is not here")
+    with SlurmNodes(memory=True) as nodes, SlurmNotebook(nodes) as notebook:
+        notebook.connect()
+        notebook.say("%parallel kept = rank")
+        said = notebook.say("%parallel float((np.ones(300_000_000) if rank == 3 else np.ones(3)).sum())")
+        assert "RankDiedError: rank 3 (host SLURMCluster-1)" in said
+        assert "memory" in said
+        assert "Out[ranks 0-2]: True" in notebook.say("%parallel -r 0-2 kept == rank")

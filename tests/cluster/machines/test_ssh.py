@@ -43,6 +43,7 @@ def test_the_cluster_ends(notebook: SshNotebook, machines: SshMachines, promised
         machines.await_nothing_left("s1", "s2")
 
 
+@pytest.mark.fault("F99")
 @pytest.mark.parametrize("fault", ["link", "power"])
 def test_a_machine_is_lost(
     fault: str, notebook: SshNotebook, machines: SshMachines, promised: Promised
