@@ -248,7 +248,7 @@ class SessionLock:
         interrupts = self._holder.get(None)
         if interrupts is not None:
             interrupts.add()
-            interrupts.end_raising()  # of the user, who may be asked
+            interrupts.end_raising()  # a question to the user ends, too
 
     def close(self, seconds: float) -> None:
         """Refuse every later `hold`; wait up to `seconds` until the lock is released."""
