@@ -244,6 +244,12 @@ RESULT = MagicParser(
     "cell = %parallel --async train()\n%parallel_result cell",
 )
 RESULT.usage = "%%parallel_result [NAME]"
+OUTPUT = MagicParser(
+    "%parallel_output",
+    "Show again what the last cell on ranks has printed and displayed, up to 10 MiB: a page that was\n"
+    "reloaded while the cell ran has lost it.  Of an --async cell that runs it is what has come so far.",
+    "%parallel_output",
+)
 TRACEBACK = MagicParser(
     "%parallel_tb",
     "Show the full tracebacks of the last cell that failed on ranks; after a time-out or an interrupt,\n"

@@ -311,6 +311,14 @@ class ParallelMagics(Magics):
         return background.fetch(cell, state.new_output, variables, state.remember)
 
     @line_magic
+    @documented_by(flags.OUTPUT)
+    def parallel_output(self, line: str) -> None:
+        flags.OUTPUT.parse_line(line)
+        if self.state.last_output is None:
+            flags.OUTPUT.error("no cell has run on ranks yet")
+        self.state.last_output.repeat(self.state.new_output(keep=False))
+
+    @line_magic
     @documented_by(flags.TRACEBACK)
     def parallel_tb(self, line: str) -> None:
         options = flags.TRACEBACK.parse_line(line)

@@ -36,7 +36,7 @@ def debug_rank(
         raise UsageError(f"%debug: {rank_list(chosen)}: there is one debugger, of a rank that raised{others}")
     if reason := session.place.no_input:
         raise UsageError(f"%debug: no user can be asked: {reason}")
-    sink = state.new_output("stream")
+    sink = state.new_output("stream", keep=False)
     task, timeout = debug_task(failures[rank].time_ns), state.configuration.timeout or None
     try:
         with brief_errors():

@@ -212,6 +212,8 @@ class ExtensionState:
         self.logs = LogFolder()
         """Folder of the output that exceeds a cell's limit."""
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
+        self.last_output: CellOutput | None = None
+        """That of the last cell."""
         self.idle_interrupt: IdleInterrupt | None = None
         """Once there was an ``--async`` cell: the stop button between cells."""
         self.raw_cell = ""
@@ -286,10 +288,18 @@ class ExtensionState:
             if self.session is not None:
                 self.failures_place = self.session.place
 
-    def new_output(self, order: str = "") -> CellOutput:
-        """Return what shows a cell's output here; `order`: ``rank`` or ``stream``, else as configured."""
+    def new_output(self, order: str = "", *, keep: bool = True) -> CellOutput:
+        """Return what shows a cell's output here; `order`: ``rank`` or ``stream``, else as configured.
+
+        With `keep` it is from now on what ``%parallel_output`` shows again.
+        """
         publisher = publisher_for(self.shell, self.notebook)
-        return CellOutput(publisher, order=order or self.configuration.output, logs=self.logs)
+        output = CellOutput(publisher, order=order or self.configuration.output, logs=self.logs)
+        if keep:
+            if self.last_output is not None:
+                self.last_output.drop_record()
+            self.last_output = output
+        return output
 
     def use_elsewhere(self, **elsewhere: Any) -> None:
         """Have a session elsewhere, as these arguments of `nbparallel.Session` say, from the next cell on.

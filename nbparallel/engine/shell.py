@@ -32,7 +32,7 @@ LINE_MAGICS = (
     *CELL_MAGICS, "%parallel", "%rank", "share", "sharing_strategy", "parallel_status", "parallel_segments",
     "parallel_who", "parallel_doctor", "parallel_restart", "parallel_stop", "parallel_result", "parallel_tb",
     "parallel_races", "parallel_profile", "parallel_scaling", "parallel_timeline", "parallel_panel",
-    "parallel_draw", "parallel_push", "parallel_cluster",
+    "parallel_draw", "parallel_push", "parallel_cluster", "parallel_output",
 )  # fmt: skip
 """As `nbparallel_magics` defines them, which the engine cannot import; ``%%parallel`` below a comment is a
 line magic, too."""

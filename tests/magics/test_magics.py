@@ -132,6 +132,7 @@ def test_rank_cell(notebook: Any) -> None:
         ("%parallel_restart", "no ranks are running"),
         ("%parallel_stop now", "unexpected 'now'"),
         ("%parallel_tb", "no cell has failed"),
+        ("%parallel_output", "no cell has run on ranks yet"),
         ("%parallel_races", "the last cell on ranks was not checked for data races"),
         ("%share", "which arrays?"),
         ("%sharing_strategy nothing", "available: file_descriptor, file_system"),
@@ -277,3 +278,12 @@ def test_help(notebook: Any) -> None:
         text = notebook.shell.find_line_magic(name).__doc__
         assert "Example:" in text
         assert f"%{name}" in text.partition("Example:")[2]
+
+
+def test_the_last_cells_output_again(notebook: Any) -> None:
+    """`%parallel_output` shows it as often as one likes, and that of the next cell when there is one."""
+    for text in ("first\n", "second\n"):
+        notebook.play(lambda sink, call, text=text: sink.stream(1, "stdout", text))
+        shown = notebook.run("%parallel 1").stdout
+        assert f"[rank 1] {text}" in shown
+        assert notebook.run("%parallel_output").stdout == notebook.run("%parallel_output").stdout == shown

@@ -229,6 +229,8 @@ class CellOutput:
         self._lock = threading.RLock()  # what came
         self._showing = threading.Lock()  # what is shown; taken before _lock, never inside it
         self._arrivals: list[Arrival] = []
+        self._record: list[Arrival] = []  # what was final before, for `repeat`
+        self._keeps_record = True
         self._shown = 0  # how many of them
         self._held = 0  # and how many at their end wait for the end of the cell
         self._notes: list[tuple[str, bool]] = []  # and whether output had come before
@@ -331,6 +333,18 @@ class CellOutput:
             self._ticker = None
             if self._has_new():
                 self._wake()
+
+    def repeat(self, again: CellOutput) -> None:
+        """Show in `again` what has come so far, as a cell would show it that has just ended."""
+        with self._lock:
+            again._arrivals = [*as_items([*self._record, *self._arrivals])]
+            again._notes = list(self._notes)
+        again.finish()
+
+    def drop_record(self) -> None:
+        """Release what `repeat` would show: another cell has output of its own."""
+        with self._lock:
+            self._record, self._keeps_record = [], False
 
     def _arrive(self, rank: int, item: Item, size: int) -> None:
         with self._lock:
@@ -446,8 +460,10 @@ class CellOutput:
         )
 
     def _forget(self) -> None:
-        """Release the output that is final: a session remembers many cells."""
+        """Release the output that is final, but of the last cell: a session remembers many."""
         with self._lock:
+            if self._keeps_record:
+                self._record += as_items(self._arrivals[: self._shown])
             del self._arrivals[: self._shown]
             self._shown = 0
             self._writer.forget()

@@ -304,3 +304,25 @@ def test_who_is_asked_sees_what_was_printed_before(
     cell = "print('first')\ninput('one? ')\nprint('second')\ninput('two? ')"
     two_ranks.run(cell, ranks=[0], sink=CellOutput(page))
     assert [text.split()[-1] for text in seen] == ["first", "second"]
+
+
+def test_it_can_be_shown_again() -> None:
+    """All of it, in rank order with notes and late output, also while the cell runs; until it is dropped."""
+    out = CellOutput(Page(), order="rank")
+    out.note("above")
+    out.stream(1, "stdout", "of 1\n")
+    out.stream(0, "stdout", "of 0\n")
+    out.result(1, {"text/plain": "7"}, {})
+    shown = "[nbparallel] above\n[rank 0] of 0\n[rank 1] of 1\nOut[rank 1]: 7\n"
+    for late in ("", "[rank 2] late\n"):
+        for _ in range(2):
+            page = Page()
+            out.repeat(CellOutput(page, order="stream" if late else "rank"))
+            assert sorted(page.text.splitlines()) == sorted((shown + late).splitlines())
+        if not late:
+            assert page.text == shown
+            out.finish()
+            out.stream(2, "stdout", "late\n")
+    out.drop_record()
+    out.repeat(CellOutput(page := Page()))
+    assert "of 0" not in page.text
