@@ -1,4 +1,4 @@
-"""`all_reduce` over two hosts, plain and encrypted; beside an exchange of workers, one host, and MPI."""
+"""`all_reduce` and messages over two hosts; beside an exchange of workers, one host, and MPI."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ EXCHANGE = "an exchange between the workers"
 AIMS = {8: 3.1, 1 << 20: 3.5, 64 << 20: 3.3}
 """By bytes, as many times an exchange: 2.5 ms, 8 ms and 0.4 s on the machine where they were set, on which an
 exchange took 0.8 ms, 2.3 ms and 0.12 s."""
+SENT = {8: 4.0, 1 << 20: 3.0, 64 << 20: 1.5}
+"""The aims of a message, likewise."""
 NAMES = {8: "8 B", 1 << 20: "1 MB", 64 << 20: "64 MB"}
 REDUCE = """
 import time
@@ -33,9 +35,24 @@ sum(times) / CALLS
 """
 
 
-def _ours(session: nbp.Session, nbytes: int) -> float:
+MESSAGES = """
+import time
+import numpy as np
+x, y, other = np.full(SIZE, rank), np.empty(SIZE, int), (rank + RANKS) % 4
+barrier()
+began = time.perf_counter()
+for _ in range(CALLS if rank in (0, RANKS) else 0):
+    if rank: recv(y, src=other)
+    send(x, other)
+    if not rank: recv(y, src=other)
+assert y[0] == y[-1] == other or rank not in (0, RANKS), y
+(time.perf_counter() - began) / CALLS / 2
+"""
+
+
+def _ours(session: nbp.Session, nbytes: int, code: str = REDUCE) -> float:
     """Return the mean of some calls on the slowest rank."""
-    cell = REDUCE.replace("SIZE", str(nbytes // 8)).replace("CALLS", str(20 if nbytes <= 1 << 20 else 1))
+    cell = code.replace("RANKS", str(RANKS // 2)).replace("SIZE", str(nbytes // 8)).replace("CALLS", str(20 if nbytes <= 1 << 20 else 1))
     return float(max(session.run(cell).values))
 
 
@@ -101,6 +118,7 @@ def run(*, quick: bool) -> Section:
             times = take_turns({
                 "hosts": lambda n=nbytes: _ours(hosts, n),
                 "tls": lambda n=nbytes: _ours(encrypted, n),
+                "message": lambda n=nbytes: _ours(hosts, n, MESSAGES),
                 "exchange": lambda n=nbytes: _exchanged(plain.client, n),
                 "one host": lambda n=nbytes: _ours(one, n),
             }, 3 if quick else 9)  # fmt: skip
@@ -109,6 +127,9 @@ def run(*, quick: bool) -> Section:
                 peers[f"{over_mpi[nbytes][0]}, one host"] = [over_mpi[nbytes][1]]
             title = f"`all_reduce` of {NAMES[nbytes]}"
             figures.append(figure(title, times["hosts"], None, peers, times=(aim, EXCHANGE)))
+            sent = {EXCHANGE: times["exchange"]}
+            title_sent = f"a message of {NAMES[nbytes]}"
+            figures.append(figure(title_sent, times["message"], None, sent, times=(SENT[nbytes], EXCHANGE)))
             figures.append(figure(f"{title}, over `tls://`", times["tls"], None, peers))
     missing = "" if over_mpi else f" {not_installed('mpi4py')}: `make mpi` puts it there."
     return Section(
