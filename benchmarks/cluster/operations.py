@@ -52,7 +52,11 @@ assert y[0] == y[-1] == other or rank not in (0, RANKS), y
 
 def _ours(session: nbp.Session, nbytes: int, code: str = REDUCE) -> float:
     """Return the mean of some calls on the slowest rank."""
-    cell = code.replace("RANKS", str(RANKS // 2)).replace("SIZE", str(nbytes // 8)).replace("CALLS", str(20 if nbytes <= 1 << 20 else 1))
+    cell = (
+        code.replace("RANKS", str(RANKS // 2))
+        .replace("SIZE", str(nbytes // 8))
+        .replace("CALLS", str(20 if nbytes <= 1 << 20 else 1))
+    )
     return float(max(session.run(cell).values))
 
 

@@ -1,12 +1,10 @@
 """Links: connections of a host with the others, over which ranks of hosts exchange frames.
 
-A task that may call operations over hosts has two *doors*: socketpairs.  Of the first the other end is the
-node's, which takes what comes there without waiting for any rank: messages.  Of the second it travels with
-the task to the first rank of the host: exchanges of collectives.  This end is here, in the process that has
-the connections.  What comes for a task that this host has not begun waits where it is; what comes for one
-that has ended is dropped.  A frame is read only when the one before has been taken: so no process on the
-way holds more than one for each host, and a host that takes nothing stops nothing but the operation that
-needs it.
+A task whose ranks are on several hosts has a *door*: a socketpair.  One end is its node's, which takes what
+comes there without waiting for any rank (`host_mail`), the other end is here, in the process that has the
+connections.  What comes for a task that this host has not begun waits where it is; what comes for one that
+has ended is dropped.  A frame is read only when the one before has been taken: so no process on the way
+holds more than one for each host.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from nbparallel.wire.frames import DOOR_HEAD, DoorKind
+from nbparallel.wire.frames import DOOR_HEAD, MailKind
 from nbparallel.wire.system import JOINED_NBYTES
 
 
@@ -39,13 +37,8 @@ async def send_all(sock: socket.socket, *parts: Any) -> None:
         await asyncio.get_running_loop().sock_sendall(sock, part)
 
 
-_Door = tuple[socket.socket, asyncio.Lock]
-"""And the lock of its writers."""
-DOORS = 2
-
-
 class HostLinks:
-    """Connections of one host with the others, and the doors of the task that uses them; in one event loop.
+    """Connections of one host with the others, and the door of the task that uses them; in one event loop.
 
     A connection has `read`, `write`, `close` and `abort`, as those of Dask.
 
@@ -63,29 +56,20 @@ class HostLinks:
         self._connections: dict[str, tuple[Any, asyncio.Lock]] = {}
         """And the lock of its writer."""
         self._task, self._hosts = 0, list[str]()
-        self._doors, self._opened = list[_Door](), list[_Door]()
-        """Those of the task; and those of the one that is being begun."""
-        self._begun = asyncio.Event()
+        self._door: socket.socket | None = None
+        self._begun, self._delivering = asyncio.Event(), asyncio.Lock()
         self._running = set[asyncio.Future[None]]()
 
     def begin(self, task: int, hosts: Sequence[str], door: socket.socket) -> None:
-        """Carry the frames of a task of these hosts, this one among them, as soon as both doors are there.
-
-        They belong to this object.
-        """
+        """Carry the frames of a task of these hosts, this one among them; the door belongs to this object."""
         door.setblocking(False)
-        self._opened.append((door, asyncio.Lock()))
-        if len(self._opened) < DOORS:
-            return
-        self._task, self._hosts = task, list(hosts)
-        self._doors, self._opened = self._opened, []
+        self._task, self._hosts, self._door = task, list(hosts), door
         self._begun.set()
         self._begun = asyncio.Event()
-        for each in self._doors:
-            self.run(self._serve(each, task, hosts))
+        self.run(self._serve(door, task, hosts))
         for name in set(hosts) - self._connections.keys() - {self._host}:
             self._lost(name, task)  # else it would have been connected again
-            self.run(self._deliver(name, task, DoorKind.CLOSED))
+            self.run(self._deliver(name, task, MailKind.CLOSED))
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine of this object beside its caller."""
@@ -93,40 +77,34 @@ class HostLinks:
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
-    async def _serve(self, served: _Door, task: int, hosts: Sequence[str]) -> None:
-        """Pass on the frames of this host that come through a door, until the last."""
-        door, turn = served
+    async def _serve(self, door: socket.socket, task: int, hosts: Sequence[str]) -> None:
+        """Pass on the frames of this host's node, until the last."""
         with contextlib.suppress(OSError, EOFError):  # the task has failed: the kernel notifies the others
             while True:
-                to, kind, length, number = DOOR_HEAD.unpack(await receive_all(door, DOOR_HEAD.size))
-                if kind == DoorKind.ENDED:
-                    for name in hosts:
-                        await self._send(name, task, kind, number, b"")
-                    break
-                await self._send(hosts[to], task, kind, number, await receive_all(door, length))
+                to, kind, length = DOOR_HEAD.unpack(await receive_all(door, DOOR_HEAD.size))
+                await self._send(hosts[to], task, kind, await receive_all(door, length))
         with contextlib.suppress(OSError):
             door.shutdown(socket.SHUT_RDWR)  # what is being delivered ends
-        async with turn:
+        async with self._delivering:
+            self._door = None if self._door is door else self._door
             door.close()
 
-    async def _send(self, name: str, task: int, kind: int, number: int, payload: Any) -> None:
+    async def _send(self, name: str, task: int, kind: int, payload: Any) -> None:
         if name in self._connections:
             connection, turn = self._connections[name]
             async with turn:
                 with contextlib.suppress(OSError):  # it is closed: its reader says so
-                    await connection.write({"head": (task, kind, number), "payload": self._pack(payload)})
+                    await connection.write({"head": (task, kind), "payload": self._pack(payload)})
 
-    async def _deliver(self, name: str, task: int, kind: int, number: int = 0, payload: Any = b"") -> None:
-        """Pass a frame of another host's on through the doors that take its kind."""
+    async def _deliver(self, name: str, task: int, kind: int, payload: Any = b"") -> None:
+        """Pass a frame of another host's on to the node of this one."""
         while task > self._task:
             await self._begun.wait()
-        if task == self._task:
-            head = DOOR_HEAD.pack(self._hosts.index(name), kind, len(payload), number)
-            mail = kind == DoorKind.MAIL
-            for door, turn in self._doors if kind == DoorKind.CLOSED else self._doors[not mail :][:1]:
-                async with turn:
-                    with contextlib.suppress(OSError):  # the task has ended
-                        await send_all(door, head, payload)
+        async with self._delivering:
+            if task == self._task and self._door is not None:
+                head = DOOR_HEAD.pack(self._hosts.index(name), kind, len(payload))
+                with contextlib.suppress(OSError):  # the task has ended
+                    await send_all(self._door, head, payload)
 
     def connect(self, name: str, connection: Any) -> None:
         """Use a connection with another host from now on; the caller has it read."""
@@ -139,12 +117,12 @@ class HostLinks:
         with contextlib.suppress(OSError):
             while True:
                 message = await connection.read()
-                task, kind, number = message["head"]
-                await self._deliver(name, task, kind, number, message["payload"])
+                task, kind = message["head"]
+                await self._deliver(name, task, kind, message["payload"])
         if name in self._connections and self._connections[name][0] is connection:
             del self._connections[name]
             self._lost(name, self._task)
-            await self._deliver(name, self._task, DoorKind.CLOSED)
+            await self._deliver(name, self._task, MailKind.CLOSED)
         await connection.close()
 
     def end(self) -> None:
@@ -152,8 +130,8 @@ class HostLinks:
         connections, self._connections = self._connections, {}
         for connection, _ in connections.values():
             connection.abort()  # waits for no frozen host
-        for door, _ in (*self._doors, *self._opened):
+        if self._door is not None:
             with contextlib.suppress(OSError):
-                door.shutdown(socket.SHUT_RDWR)
+                self._door.shutdown(socket.SHUT_RDWR)
         self._task = sys.maxsize
         self._begun.set()

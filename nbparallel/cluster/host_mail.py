@@ -22,7 +22,6 @@ was not in that ring: then its sender had gone on before it.
 from __future__ import annotations
 
 import contextlib
-import enum
 import pickle
 import select
 import socket
@@ -36,13 +35,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.cluster.host_door import CHUNK, HostPlace
+from nbparallel.cluster.host_place import LINK, HostPlace
 from nbparallel.cluster.rank_mail import POKE, fetched_word
 from nbparallel.distributed.runtime.waiting import Waiter
-from nbparallel.errors import ProtocolError
+from nbparallel.errors import ProtocolError, label_of_rank, rank_list
 from nbparallel.wire.control import ControlView, State, order_stores
 from nbparallel.wire.control_layout import ARRIVE, LEFT, LINE, SLOT
-from nbparallel.wire.frames import DOOR_HEAD, DoorKind
+from nbparallel.wire.frames import DOOR_HEAD, MailKind
 from nbparallel.wire.system import roomy_pair, send_all
 
 SLICE_MS, PROMPT_MS = 50, 2
@@ -51,22 +50,13 @@ TOLD_SECONDS = 3.0
 """How long the reason may take to come from the notebook after a link was closed."""
 _RING, _PAIR = struct.Struct("<HHQ"), struct.Struct("<HH")
 """Source, destination, and where in the ring what follows begins."""
+CHUNK = 1 << 20
+"""Most bytes of a piece."""
 _MOST_QUESTION = 1 << 16
 _STATE_WORDS = 2 * LINE
 """Of a rank's slot, which come first in its row."""
 _STATE = 2
 """Which of them is its state."""
-
-
-class MailKind(enum.IntEnum):
-    """What a frame between nodes brings."""
-
-    RING = 1
-    WORDS = 2
-    FETCH = 3
-    PIECE = 4
-    ENDED = 5
-    """All ranks of that host have ended the cell: nothing follows but pieces."""
 
 
 class HostMail:
@@ -137,7 +127,6 @@ class HostMail:
             rank: np.array([
                 *range(layout.rank_word(rank, SLOT), layout.rank_word(rank, SLOT) + _STATE_WORDS),
                 layout.rank_word(rank, LEFT), layout.rank_word(rank, ARRIVE),
-                layout.rank_word(rank, ARRIVE) + 1,
                 *(layout.head_word(source, rank) + i for i in range(3) for source in everyone),
                 *(layout.tail_word(rank, other) for other in everyone),
             ])
@@ -161,6 +150,7 @@ class HostMail:
             thread.start()
 
     def _guarded(self, work: Callable[[], None]) -> None:
+        label_of_rank.set(self._place.label_of)
         try:
             work()
         except (OSError, EOFError):
@@ -171,7 +161,7 @@ class HostMail:
     # -- sending -------------------------------------------------------------------------------------------
 
     def _send(self, host: int, kind: MailKind, *parts: bytes | memoryview) -> None:
-        send_all(self._door, DOOR_HEAD.pack(host, DoorKind.MAIL, sum(map(len, parts)), kind), *parts)
+        send_all(self._door, DOOR_HEAD.pack(host, kind, sum(map(len, parts))), *parts)
 
     def _to_all(self, kind: MailKind, content: bytes = b"") -> None:
         for host in range(len(self._place.hosts)):
@@ -199,8 +189,8 @@ class HostMail:
                     self._changed.notify()
             for host, since in self._unlinked.items():
                 if now - since > TOLD_SECONDS:
-                    text = f"the link with host {self._place.hosts[host]} is closed"
-                    self._failed(self._place.ranks_of(host)[0], text)
+                    ranks = self._place.ranks_of(host)
+                    self._failed(ranks[0], f"{rank_list(ranks)} cannot be reached: {LINK}")
             if self._leaving:
                 host, pair, content = self._leaving.popleft()
                 self._send(host, MailKind.PIECE, pair, content[:CHUNK])
@@ -257,16 +247,16 @@ class HostMail:
         head = memoryview(bytearray(DOOR_HEAD.size))
         while True:
             self._fill(head)
-            host, kind, nbytes, number = DOOR_HEAD.unpack(head)
-            if kind == DoorKind.CLOSED:
+            host, kind, nbytes = DOOR_HEAD.unpack(head)
+            if kind == MailKind.CLOSED:
                 self._unlinked.setdefault(host, time.monotonic())
                 self._host_ended(host)
-            elif number == MailKind.PIECE:
+            elif kind == MailKind.PIECE:
                 self._take_piece(nbytes)
             else:
                 content = memoryview(bytearray(nbytes))
                 self._fill(content)
-                self._take(host, number, content)
+                self._take(host, kind, content)
 
     def _fill(self, into: memoryview) -> None:
         while into:

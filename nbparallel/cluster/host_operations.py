@@ -1,4 +1,4 @@
-"""Collectives of the world over several hosts: ranks of a host meet, their leader meets the other leaders.
+"""Collectives over several hosts: ranks of a host meet, their leader meets the other leaders.
 
 ::
 
@@ -13,7 +13,7 @@
 Arrays to combine of at most `SMALL_NBYTES` travel with the descriptions, as numbers do, and are combined by
 every rank: one exchange instead of two.
 
-Inside, these are operations of the host's ranks as on one machine; between, `HostDoor`.  Values are combined
+Inside, these are operations of the host's ranks as on one machine; between, messages.  Values are combined
 rank by rank inside a host, then host by host, so that every rank gets the same bits.
 """
 
@@ -22,17 +22,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbparallel.cluster.host_door import HostDoor, HostPlace, exchange_word
+from nbparallel.cluster.host_place import HostPlace
+from nbparallel.cluster.rank_mail import ExchangeCall, LeaderExchange
 from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.collectives.all_reduce import check_number
 from nbparallel.distributed.collectives.broadcast import READ_ONLY
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
+from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState
 from nbparallel.distributed.collectives.movements import (
     ALL_GATHER,
     BROADCAST,
@@ -69,13 +69,11 @@ from nbparallel.errors import (
 from nbparallel.sharing.tensors import is_module, is_tensor
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
-from nbparallel.wire.control import Operation, State
-from nbparallel.wire.frames import DoorKind, Octets
+from nbparallel.wire.control import Operation
+from nbparallel.wire.frames import Octets
 
 # Meeting of all ranks of several hosts: what each calls, and whether that is the same everywhere.
 
-TOLD_NS = 3_000_000_000
-"""How long the reason may take to come from the notebook after a host has ended its part of a cell badly."""
 Form = tuple[str, tuple[int, ...]] | None
 """Dtype and shape of an array; None: something else."""
 
@@ -107,47 +105,58 @@ SMALL_NBYTES = 512
 BUILT = frozenset({
     "barrier", "monitored_barrier", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
     "reduce_scatter", "all_to_all", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
-    "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list",
+    "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "scan", "exscan",
+    "split",
 })  # fmt: skip
 """What users call; others work inside a host."""
 _BY_VALUE: Any = ByValue()
 
 
 class HostOperations:
-    """One rank's side of the collectives over hosts, in one cell.
+    """One rank's side of the collectives of a group over hosts, in one cell.
 
-    Each takes the collectives of the host's own ranks first, and the deadline last.
+    Each takes the collectives of the host's own members first, and the deadline last.
 
     Parameters
     ----------
-    door, mail : int
-        The sockets that lead to the other leaders (`HostDoor`), and to the node for messages (`RankMail`);
-        they stay the caller's.
+    ranks : sequence of int, optional
+        The members, in ascending order; by default all ranks.
     """
 
-    def __init__(self, context: RankContext, place: HostPlace, door: int, mail: int) -> None:
-        self._context, self._place = context, place
-        # What fails on another host, or waits there, is recorded in this one's segment, too.
-        context.cell.ranks = tuple(range(place.world_size))
-        context.cell.peers += tuple(rank for rank in context.cell.ranks if rank not in place.ranks)
-        context.mail.open(mail)
-        context.words[exchange_word(context.view, context.rank)] = 0
-        self._door = HostDoor(door, place) if context.rank == place.ranks.start else None
-        """None: another rank of this host is its leader."""
-        self._hosts = list(place.parts.values())
-        """The ranks of each host."""
-        self._rank, self._size = context.rank, place.world_size
-        self._here, self._count = place.index, len(place.hosts)
-        self._others = [rank for rank in range(self._size) if rank != self._rank]
+    def __init__(
+        self,
+        context: RankContext,
+        place: HostPlace,
+        leaders: LeaderExchange,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        self._context, self._place, self._leaders = context, place, leaders
+        self._ranks = ranks or range(place.world_size)
+        parts = [[i for i, rank in enumerate(self._ranks) if rank in part] for part in place.parts.values()]
+        self._hosts = [range(part[0], part[-1] + 1) for part in parts if part]
+        """The members of each host, by their places in the group."""
+        self._rank, self._size = self._ranks.index(context.rank), len(self._ranks)
+        self._here = next(i for i, part in enumerate(self._hosts) if self._rank in part)
+        self._count, self._leads = len(self._hosts), self._rank == self._hosts[self._here].start
         self._calls = self._line = 0
         self._operation, self._local_calls = Operation.none, list[bytes]()
-        self._movements = Movements(range(self._size), self._rank)
+        self._movements = Movements(self._ranks, self._rank)
+        self._groups: dict[int, HostOperations | None] = {}
+
+    def of(self, state: GroupState) -> HostOperations | None:
+        """Return the operations of a group; None if its members share memory."""
+        if not state.word:
+            return self
+        if state.word not in self._groups:
+            inside = all(rank in self._place.ranks for rank in state.ranks)
+            leaders = self._leaders.of(state.word)
+            found = None if inside else HostOperations(self._context, self._place, leaders, state.ranks)
+            self._groups[state.word] = found
+        return self._groups[state.word]
 
     def close(self) -> None:
-        """Close this rank's ends (idempotent)."""
+        """Close this rank's way to its node (idempotent)."""
         self._context.mail.close()
-        if self._door is not None:
-            self._door.close()
 
     def check(self, name: str, *, async_op: bool, view: bool) -> bool:
         """Whether the operation of this name is built; raises if it is not in this form."""
@@ -235,7 +244,7 @@ class HostOperations:
             for rank in ranks:
                 word, weight, spans = calls[rank].value
                 declared.append((word, weight, [(one + (host << 64), *span) for one, *span in spans]))
-        _, total = check_declarations(declared, range(self._size))
+        _, total = check_declarations(declared, self._ranks)
 
         def reduce(flat: AnyArray, op: str) -> None:
             operator = operator_for(find_operator(op), flat.dtype)
@@ -301,6 +310,38 @@ class HostOperations:
         output[...] = found
         return output
 
+    def scan(
+        self, local: GroupCollectives, x: Any, op: str, until: int | None,
+        operation: Operation = Operation.scan,
+    ) -> Any:  # fmt: skip
+        """Return the combination of the values of the members up to this one; an array in place."""
+        operator, array, name = find_operator(op), as_operand(x), operation.name
+        count = self._rank + (operation is Operation.scan)
+        if array is None:
+            value = check_number(operator, x, name)
+            label = fingerprint(name, type(value).__name__, operator=operator.name)
+            calls = self._meet(local, operation, label, until, content="number", value=value)
+            values = [call.value for call in calls[:count]]
+            total = functools.reduce(operator.pair, values) if values else None
+            return total if operator.finish is None or not values else operator.finish(total, count)
+        if not array.flags.writeable:
+            raise read_only(x, IN_PLACE.format(name))
+        operator = operator_for(operator, array.dtype)
+        label = fingerprint(name, shown_dtype(array.dtype), str(array.shape), operator=operator.name)
+        self._meet(local, operation, label, until, content=(str(array.dtype), array.shape))
+        with self._agreed():
+            found = self._carry(local, ALL_GATHER, [self._plain(array)], None, until)[:count]
+            if not found:
+                return None
+            _fold(operator, found, total := np.empty_like(found[0]))
+            finish_array(operator, total.reshape(-1), count)
+            array[...] = total
+        return x
+
+    def exscan(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
+        """Do the same without this member's own value; None on the first."""
+        return self.scan(local, x, op, until, Operation.exscan)
+
     # -- values --------------------------------------------------------------------------------------------
 
     def _carry(
@@ -310,7 +351,7 @@ class HostOperations:
         """Bring values to their takers by the leaders; returns what came, in the order of the sources."""
         rows = local.move(GATHER, (values,), (), 0, False, None)
         parts: list[list[Any]] = []
-        if self._door is not None:
+        if self._leads:
             # Of each rank that sends, what all take or, if it has a value for each rank, theirs.
             outgoing = [
                 [row if len(row) <= 1 else list(row[ranks.start : ranks.stop]) for row in rows if row]
@@ -328,7 +369,7 @@ class HostOperations:
                 [row[0 if len(row) == 1 else place] for row in given]
                 if pattern.takers is Members.ALL or rank == root
                 else []
-                for place, rank in enumerate(self._place.ranks)
+                for place, rank in enumerate(self._hosts[self._here])
             ]
         if pattern in (BROADCAST, ALL_GATHER):
             found: list[Any] = local.broadcast(parts[0] if parts else None, 0, None)
@@ -364,7 +405,7 @@ class HostOperations:
             else:
                 step = "sum" if operator.finish is not None else operator.name  # which comes at the end
                 local.reduce(flat, 0, step, None)
-                if self._door is not None:
+                if self._leads:
                     self._combine_hosts(operator, flat, alike, until)
                 local.broadcast(flat, 0, None)
             with np.errstate(all="ignore"):
@@ -444,21 +485,22 @@ class HostOperations:
         self._operation, self._line, self._local_calls = operation, line, here
         with self._agreed():
             packed = b""
-            if self._door is not None:
+            if self._leads:
                 packed = self._ask_others(until)
             # Without the deadline: a leader that gives up says so, and all ranks of its host raise the same.
             found = pickle.loads(local.meet(operation, label, packed, None)[0])
             if isinstance(found, NbParallelError):
                 raise found
             calls: list[HostCall] = [pickle.loads(call) for call in found]
-            if what := _difference(calls, operation):
+            if what := self._difference(calls, operation):
                 raise CollectiveMismatchError(f"{what}:\n{self._table(dict(enumerate(calls)))}")
         return calls
 
     def _table(self, calls: Mapping[int, HostCall], absent: Sequence[int] = ()) -> str:
         name = self._context.call_site.name
         rows: dict[int, Row] = {
-            rank: (*parse(call.text, name(call.line)), str(call.calls)) for rank, call in calls.items()
+            self._ranks[rank]: (*parse(call.text, name(call.line)), str(call.calls))
+            for rank, call in calls.items()
         }
         columns = len(next(iter(rows.values()))) - 1
         return table(rows | dict.fromkeys(absent, ("finished the cell", *"-" * columns)))
@@ -487,72 +529,36 @@ class HostOperations:
         self, outgoing: Mapping[int, Sequence[Octets]], until: int | None
     ) -> dict[int, list[memoryview]]:
         """Send each host its buffers, and return those of each: a step of the call that was made last."""
-        assert self._door is not None, "only leaders exchange"
-        context, rank, began = self._context, self._rank, time.monotonic_ns()
-        context.view.write_slot(
-            rank, context.cell.number, State.WAITING, self._operation, sequence=self._door.number + 1,
-            line=self._line, deadline=until is not None,
-        )  # fmt: skip
-        context.words[exchange_word(context.view, rank)] = self._door.number + 1
+        assert self._leads, "only leaders exchange"
+        context, parts = self._context, [[self._ranks[i] for i in part] for part in self._hosts]
+        others = {part[0]: part for host, part in enumerate(parts) if host != self._here}
+        sent = {part[0]: outgoing.get(host, ()) for host, part in enumerate(parts)}
         context.open = -1
-        try:
-            found = self._door.exchange(outgoing, lambda missing: self._check(missing, began, until))
-        finally:
-            if not context.forked:
-                context.waiter.wait_ns += time.monotonic_ns() - began
-                context.write_timing()
-                context.at_line(context.cell.statement, context.cell.last_line)
+        call = ExchangeCall(self._operation, self._line, until, self._explain)
+        found = self._leaders.exchange(sent, others, call)
         context.open = 0
-        return found
+        return {host: found[part[0]] for host, part in enumerate(parts) if host != self._here}
 
-    def _check(self, missing: Sequence[int], began: int, until: int | None) -> None:
-        """Raise if the hosts that are missing will not send what this one waits for, or not in time."""
-        context, door = self._context, self._door
-        context.check_peers(self._others)
-        if (lost := context.peers.lost()) is not None:
-            raise lost
-        for host in missing:
-            if door is not None and host in door.ended:
-                raise self._never(host, door.ended[host])
-        if until is not None and missing and time.monotonic_ns() >= until:
-            ranks = rank_list(rank for host in missing for rank in self._hosts[host])
-            seconds = (time.monotonic_ns() - began) / 1e9
-            call = f"{self._operation.name}{context.call_site.place(self._line)}"
-            message = f"{call}: timed out after {seconds:.1f} s; {ranks} did not arrive"
-            raise CollectiveTimeoutError(message)
-        context.hooks.progress()
+    def _explain(self, finished: list[int]) -> NbParallelError:
+        calls = dict(enumerate(map(pickle.loads, self._local_calls), self._hosts[self._here].start))
+        return CollectiveMismatchError(
+            f"{rank_list(finished)} {LEFT_OUT} {self._operation.name}, for which the others wait:\n"
+            f"{self._table(calls, finished)}"
+        )
 
-    def _never(self, host: int, kind: DoorKind) -> NbParallelError:
-        """Return why a host will send nothing more; rather what the notebook says of it, if that comes."""
-        name, ranks, operation = self._place.hosts[host], self._hosts[host], self._operation.name
-        if kind is DoorKind.ENDED:
-            calls = dict(enumerate(map(pickle.loads, self._local_calls), self._place.ranks.start))
-            return CollectiveMismatchError(
-                f"{rank_list(ranks)} {LEFT_OUT} {operation}, for which the others wait:\n"
-                f"{self._table(calls, ranks)}"
-            )
-        limit = time.monotonic_ns() + TOLD_NS
-        while time.monotonic_ns() < limit:
-            self._context.check_peers(self._others)
-            time.sleep(0.01)
-        reason = "the link between the hosts is closed"
-        message = f"{operation} needs {rank_list(ranks)}, and {reason}"
-        return HostLostError(message, host=name, ranks=tuple(ranks), reason=reason)
-
-
-def _difference(calls: Sequence[HostCall], operation: Operation) -> str:
-    """Return what does not fit; nothing if all does."""
-    if len({call.word for call in calls}) > 1 or len({call.content for call in calls}) > 1:
-        return DIFFERENT
-    for reader, call in enumerate(calls):
-        for source, form in call.expected.items():
-            brought = calls[source].brought
-            if form != brought[reader if len(brought) > 1 else 0]:
-                return (
-                    f"what {rank_list([source])} passed to {operation.name} does not fit the array that "
-                    f"{rank_list([reader])} gave to take it"
-                )
-    return ""
+    def _difference(self, calls: Sequence[HostCall], operation: Operation) -> str:
+        """Return what does not fit; nothing if all does."""
+        if len({call.word for call in calls}) > 1 or len({call.content for call in calls}) > 1:
+            return DIFFERENT
+        for reader, call in enumerate(calls):
+            for source, form in call.expected.items():
+                brought = calls[source].brought
+                if form != brought[reader if len(brought) > 1 else 0]:
+                    return (
+                        f"what {rank_list([self._ranks[source]])} passed to {operation.name} does not fit "
+                        f"the array that {rank_list([self._ranks[reader]])} gave to take it"
+                    )
+        return ""
 
 
 def _form(x: Any) -> Form:

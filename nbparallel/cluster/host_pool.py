@@ -17,8 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_messages import MORE, versions
+from nbparallel.cluster.host_place import HostPlace
 from nbparallel.errors import (
     NO_RANKS,
     STOPPED,

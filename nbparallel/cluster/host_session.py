@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from nbparallel.cluster.host_dispatch import HostDispatcher, HostNames
-from nbparallel.cluster.host_door import HostPlace
+from nbparallel.cluster.host_place import HostPlace
 from nbparallel.cluster.host_pool import NEW_LINE, HostPool
 from nbparallel.cluster.joined_views import join_activity, join_names, join_statistics
 from nbparallel.errors import NO_RANKS, HostBoundaryError

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.cluster.host_door import HostPlace
+from nbparallel.cluster.host_place import HostPlace
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of, phase_fields
 from nbparallel.session.monitoring.segments import NOTEBOOK, SharedSegment
 from nbparallel.session.monitoring.statistics import SessionStatistics

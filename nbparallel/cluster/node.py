@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import pickle
-import socket
 import threading
 import time
 from functools import partial
 from typing import Any
 
-from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_mail import HostMail
 from nbparallel.cluster.host_messages import (
     INLINE,
@@ -21,6 +19,7 @@ from nbparallel.cluster.host_messages import (
     send_message,
     versions,
 )
+from nbparallel.cluster.host_place import HostPlace
 from nbparallel.cluster.node_port import NodePort
 from nbparallel.cluster.node_session import NodeSession
 from nbparallel.errors import NbParallelError, label_of_rank
@@ -28,7 +27,6 @@ from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_death import RankDeath
 from nbparallel.wire.messages import Display, Outcome
-from nbparallel.wire.system import roomy_pair
 
 # Output of a host's ranks on its way to the notebook: folded, so that events are few.
 
@@ -179,21 +177,18 @@ class Node:
         return self._session
 
     def _perform(self, session: NodeSession, task: HostTask, begun: threading.Event) -> None:
-        output, (mine, theirs) = NodeOutput(self.port, task.number), roomy_pair()
-        with mine, theirs, contextlib.ExitStack() as stack:
+        output = NodeOutput(self.port, task.number)
+        with contextlib.ExitStack() as stack:
             try:
                 mail = None
                 if task.hosts:
-                    open_door = partial(self.port.open_door, task.number, task.hosts)
-                    mail = stack.enter_context(contextlib.closing(HostMail(session.place, open_door)))
-                    open_door(theirs)
-                report = session.perform_task(task, output, begun.set, mail, mine)
+                    mail = HostMail(session.place, partial(self.port.open_door, task.number, task.hosts))
+                    stack.enter_context(contextlib.closing(mail))
+                report = session.perform_task(task, output, begun.set, mail)
             except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
                 report = HostReport(error=f"{type(error).__name__}: {error}")
             finally:
                 output.close()
-            if report.error or not all(outcome.ok for outcome in report.outcomes):
-                mine.shutdown(socket.SHUT_RDWR)  # the kernel notifies the other hosts
         begun.set()
         self._report = pickle.dumps(report, 5)
         inline = self._report if len(self._report) <= INLINE else b""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nbparallel import sharing
-from nbparallel.cluster.host_door import HostPlace
 from nbparallel.cluster.host_mail import HostMail
 from nbparallel.cluster.host_messages import (
     SAME_ERRORS,
@@ -23,6 +21,7 @@ from nbparallel.cluster.host_messages import (
     failed_outcome,
     lost_outcome,
 )
+from nbparallel.cluster.host_place import HostPlace
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
 from nbparallel.errors import RankDiedError, SegmentLostError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
@@ -39,7 +38,6 @@ from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.control import FailureKind
-from nbparallel.wire.frames import DOOR_HEAD, DoorKind
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.messages import Outcome, RankMemory, Task, runs_user_code
 from nbparallel.wire.name_updates import NameKind
@@ -185,12 +183,10 @@ class NodeSession(Session):
         output: TaskOutput,
         begun: Callable[[], None],
         mail: HostMail | None,
-        exchange: socket.socket,
     ) -> HostReport:
         """Perform one task of the kernel's; calls `begun` when interrupts reach it.
 
-        With `mail` its ranks send messages to those of other hosts, and the first one exchanges with theirs
-        by the other end of `exchange`.
+        With `mail` its ranks reach those of other hosts.
         """
         options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
         self.keep_messages = task.keep_messages
@@ -205,11 +201,11 @@ class NodeSession(Session):
             notes = self._ranks.take_notes()
             broker = pool.broker
             tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
-            fds = () if mail is None else (exchange.fileno(), mail.pokes.fileno())
+            fds = () if mail is None else (mail.pokes.fileno(),)
             request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)
             if mail is not None:
-                self._begin_mail(mail, run, exchange, interrupts)
+                self._begin_mail(mail, run, interrupts)
             try:
                 with self._failing:
                     self._run = run
@@ -226,9 +222,7 @@ class NodeSession(Session):
                 self.arrays.release()
                 self._record(run)
 
-    def _begin_mail(
-        self, mail: HostMail, run: TaskRun, exchange: socket.socket, interrupts: InterruptCounter
-    ) -> None:
+    def _begin_mail(self, mail: HostMail, run: TaskRun, interrupts: InterruptCounter) -> None:
         store, broker, number = sharing.current_store(), run.rank_pool.broker, run.request.number
 
         def attach(handle: bytes) -> npt.NDArray[Any]:
@@ -241,14 +235,8 @@ class NodeSession(Session):
         def abandoned() -> bool:
             return run.escalation.ending or interrupts.count > interrupts.answered
 
-        def close() -> list[tuple[int, int]]:
-            if not run.deaths and all(outcome.ok for outcome in run.outcomes.values()):
-                with contextlib.suppress(OSError):  # what carries the frames is gone, or takes none
-                    exchange.send(DOOR_HEAD.pack(0, DoorKind.ENDED, 0, 0))
-            return mail.finish(abandoned)
-
         mail.begin(run.control, self._mail, run.escalation.go_on, attach, failed)
-        self._mail, run.closing = mail, close
+        self._mail, run.closing = mail, partial(mail.finish, abandoned)
 
     def _record(self, run: TaskRun) -> None:
         """Keep what ranks have noted, for views of this session."""

@@ -1,4 +1,7 @@
-"""A rank's side of messages to and from ranks of other hosts; the node carries them (`host_mail`)."""
+"""A rank's side of messages to and from ranks of other hosts; the node carries them (`host_mail`).
+
+First ranks of hosts exchange by messages what collectives need.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,29 @@ import math
 import os
 import pickle
 import socket
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbparallel.cluster.host_place import LINK, HostPlace
+from nbparallel.distributed.point_to_point.receiver import Receiver
 from nbparallel.distributed.point_to_point.ring import Envelope
+from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
-from nbparallel.errors import HostLostError, InternalError
+from nbparallel.distributed.runtime.waiting import WaitRecord
+from nbparallel.errors import HostLostError, InternalError, NbParallelError, PeerFailedError
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
+from nbparallel.wire.control import Operation
+from nbparallel.wire.frames import Octets
 
 POKE = b"\0"
 """To the node: a ring has something for another host; what is no poke asks for the content of a message."""
+
+TOGETHER_NBYTES = 16 << 10
+"""What a leader sends to another travels in one message up to this size."""
 
 
 class RankMail:
@@ -85,3 +99,86 @@ def fetched_word(layout: Any, source: int, rank: int) -> int:
     On one machine it counts chunks of a stream, which no pair of ranks on two hosts has.
     """
     return int(layout.tail_word(source, rank)) + 1
+
+
+class ExchangeCall(NamedTuple):
+    """The call of a collective of which an exchange is a step."""
+
+    operation: Operation
+    line: int
+    until: int | None
+    """When it times out."""
+    explain: Callable[[list[int]], NbParallelError]
+    """Returns the error when these ranks have finished the cell without this call."""
+
+
+class LeaderExchange:
+    """What a host's first rank in a group exchanges with those of other hosts.
+
+    Parameters
+    ----------
+    word : int
+        The group of these messages; those of users are odd.
+    """
+
+    def __init__(
+        self, context: RankContext, sender: Sender, receiver: Receiver, place: HostPlace, word: int = 2
+    ) -> None:
+        self._context, self._sender, self._receiver = context, sender, receiver
+        self._place, self._word = place, word
+
+    def of(self, word: int) -> LeaderExchange:
+        """Return those for a group of users."""
+        return LeaderExchange(self._context, self._sender, self._receiver, self._place, word ^ 1)
+
+    def exchange(
+        self, sent: Mapping[int, Sequence[Octets]], others: Mapping[int, list[int]], call: ExchangeCall
+    ) -> dict[int, list[memoryview]]:
+        """Send other leaders their buffers, and return those of each; all leaders call it, equally often.
+
+        Parameters
+        ----------
+        others : mapping
+            By leader, the members on its host.
+        """
+        context, sender = self._context, self._sender
+        strict, operations, sender.strict = sender.strict, context.operations, False
+        try:
+            for leader in others:
+                self._send(leader, [memoryview(each).cast("B") for each in sent[leader]])
+            return {leader: self._take(leader, ranks, call) for leader, ranks in others.items()}
+        except PeerFailedError as error:
+            if LINK not in str(error):
+                raise
+            reason = f"{call.operation.name} needs {str(error).replace(' cannot be reached: ', ', and ')}"
+            host = self._place.index_of(error.rank)
+            name, ranks = self._place.hosts[host], tuple(self._place.ranks_of(host))
+            raise HostLostError(reason, host=name, ranks=ranks, reason=LINK) from error
+        finally:
+            sender.strict, context.operations = strict, operations
+
+    def _send(self, leader: int, buffers: Sequence[memoryview]) -> None:
+        """Send buffers: short ones in one message, else each in one."""
+        if sum(map(len, buffers)) <= TOGETHER_NBYTES:
+            messages: Sequence[Any] = [list(map(bytes, buffers))]
+        else:
+            messages = [len(buffers), *(np.frombuffer(each, np.uint8) for each in buffers)]
+        for message in messages:
+            self._sender.send(message, leader, 0, view=False, deadline_ns=None, group=self._word)
+
+    def _take(self, leader: int, ranks: list[int], call: ExchangeCall) -> list[memoryview]:
+        ring = self._receiver.rings[leader]
+        find = partial(self._receiver.unexpected.find, leader, 0, self._word)
+
+        def wait() -> WaitRecord:
+            awaited = lambda: [] if ring.has_message() else ranks  # noqa: E731
+            operation, line, until, explain = call
+            return WaitRecord(operation, awaited, explain, line, peer=leader, deadline_ns=until)
+
+        if find() is None:
+            self._receiver.wait_for(ring.has_message, leader, [leader], wait, find)
+        receive = partial(self._receiver.recv, None, leader, 0, None, group=self._word)
+        came, _ = receive()
+        if isinstance(came, int):
+            came = [receive()[0] for _ in range(came)]
+        return [memoryview(each) for each in came]

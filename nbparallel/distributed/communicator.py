@@ -172,7 +172,7 @@ class Communicator(
         self._group_table.begin_cell()
         self._context.begin_cell(cell, participants, filename, go_on=go_on)
         self._close_across()
-        self._across = self._context.place.operations(self._context, fds)
+        self._across = self._context.place.operations(self._context, self._sender, self._receiver, fds)
         if self._tracer is not None:
             self._tracer.begin()
 

@@ -45,23 +45,22 @@ PASSING = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 SPILLED = 1
 """Flag: the payload lies in the memfd that is the frame's first descriptor."""
 
-DOOR_HEAD = struct.Struct("<HHIQ")
-"""Begins a frame at the door of operations over hosts: the other host's index, a `DoorKind`, bytes that
-follow, number of the exchange."""
+DOOR_HEAD = struct.Struct("<HHI")
+"""Begins a frame between the nodes of two hosts: the other host's index, a `MailKind`, bytes that follow."""
 Octets = bytes | memoryview
 
 
-class DoorKind(enum.IntEnum):
-    """What a frame at a door says."""
+class MailKind(enum.IntEnum):
+    """What a frame at a door brings."""
 
-    DATA = 1
-    """A part of a stream."""
-    ENDED = 2
-    """All ranks of that host have ended the cell well: no frame follows."""
-    CLOSED = 3
-    """The link with that host is closed."""
-    MAIL = 4
-    """Of messages between ranks: it goes from node to node, and has its kind in place of a number."""
+    CLOSED = 0
+    """Nothing: the link with that host is closed."""
+    RING = 1
+    WORDS = 2
+    FETCH = 3
+    PIECE = 4
+    ENDED = 5
+    """All ranks of that host have ended the cell: nothing follows but pieces."""
 
 
 class Kind(enum.IntEnum):

@@ -63,8 +63,8 @@ class WorldPlace:
     def check_reach(self, ranks: Iterable[int], what: str) -> None:
         """Raise if one of `ranks`, which `what` needs, is elsewhere."""
 
-    def operations(self, context: Any, fds: Sequence[int]) -> Any:
-        """Return the collectives of the world in a cell, where its ranks share no memory; else None.
+    def operations(self, context: Any, sender: Any, receiver: Any, fds: Sequence[int]) -> Any:
+        """Return the collectives in a cell on ranks that share no memory; else None.
 
         `context` is the `RankContext`, `fds` came with the cell.
         """
@@ -75,9 +75,6 @@ class WorldPlace:
     def around(self, rank: int) -> range:
         """Return the ranks on the machine of a rank."""
         return self.ranks
-
-    def awaited(self, view: Any, record: Any) -> list[int] | None:
-        """Return the ranks for which one waits that is in no meeting of this machine; None: it goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,57 @@ lists = one[:, 0].tolist(), part.tolist(), swapped.tolist()
                 [rank + 10.0 * r for r in range(4)], 10.0,
             )  # fmt: skip
 
+    def test_groups_over_hosts(self, hosts: nbp.Session) -> None:
+        """Of some ranks, of all under another name, and those that `split` makes; side by side."""
+        cell = """
+outer = dist.new_group([0, 3])
+every = dist.new_group(tag="mine")
+odd = dist.split(rank % 2)
+found = [all_gather(rank, group=every), all_reduce(rank + 1, group=odd), list(odd)]
+if rank in outer:
+    x = np.full(100_000, 1.0 + rank); all_reduce(x, group=outer)
+    found += [x[-1], broadcast(rank if rank else None, 3, group=outer), gather(rank, group=outer, dst=3)]
+    send(rank, 3 - rank, group=outer)
+    found += [recv(group=outer), all_to_all([(rank, i) for i in range(2)], group=outer)]
+else:
+    barrier()
+if rank in outer: barrier()
+found
+"""
+        for rank, found in enumerate(self.values(hosts, cell)):
+            assert found[:3] == [[0, 1, 2, 3], 4 if rank % 2 == 0 else 6, [rank % 2, rank % 2 + 2]]
+            place = rank // 3
+            gathered = [0, 3] if rank == 3 else None
+            swapped = [(0, place), (3, place)]
+            assert found[3:] == ([5.0, 3, gathered, 3 - rank, swapped] if rank in (0, 3) else [])
+
+    def test_a_group_that_does_not_agree(self, hosts: nbp.Session) -> None:
+        """Its members get the table of their calls, by their numbers among all ranks."""
+        cell = "g = dist.new_group([1, 3])\n"
+        cell += "if rank in g: barrier(group=g) if rank == 1 else all_reduce(1, group=g)"
+        with pytest.raises(nbp.ParallelError, match="CollectiveMismatchError") as caught:
+            hosts.run(cell)
+        for text in ("1 (host a)  barrier", "3 (host b)  all_reduce"):
+            assert all(text in str(error) for error in caught.value.errors.values())
+
+    @pytest.mark.parametrize("size", [1, 100_000])
+    def test_scans(self, hosts: nbp.Session, size: int) -> None:
+        """Of numbers and of arrays, with and without what a rank brings itself."""
+        cell = f"""
+x, y = np.full({size}, 2.0**rank), np.full({size}, 2.0**rank)
+dist.scan(x), dist.exscan(y, "max")
+(dist.scan(rank + 1), dist.exscan(rank + 1), dist.scan(float(rank), "avg"), x[-1], y[-1])
+"""
+        for rank, found in enumerate(self.values(hosts, cell)):
+            before = sum(range(1, rank + 1)) if rank else None
+            assert found == (
+                (before or 0) + rank + 1,
+                before,
+                rank / 2,
+                2.0 ** (rank + 1) - 1,
+                2.0 ** max(0, rank - 1),
+            )
+
     def test_many_calls_in_a_row(self, hosts: nbp.Session) -> None:
         """In step, beside operations inside each host."""
         cell = """

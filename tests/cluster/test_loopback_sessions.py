@@ -190,11 +190,10 @@ def test_interrupts_and_time_outs(hosts: nbp.Session) -> None:
 
 
 _ACROSS = """
-barrier(group=dist.new_group([0, 3] if rank in (0, 3) else [1, 2]))
 dist.lock('x').acquire()
-dist.split(0)
+dist.maxloc(1, rank)
 all_reduce(rank, async_op=True)
-all_gather(rank, group=dist.Group((0, 1, 2, 3), 'x'))
+dist.minloc(1, rank, group=dist.new_group([0, 3] if rank in (0, 3) else [1, 2]))
 """
 
 

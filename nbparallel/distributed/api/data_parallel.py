@@ -235,8 +235,8 @@ class DataParallel(OperationBase):
             last = self._last_call = LastCall()
         state = self._group_state(group, crosses=True)
         gradients = checked_gradients(arrays, weight, bucket_nbytes, len(state.ranks), context, last)
-        if self._across is not None and group is None:
-            self._run(state, limit, self._across.average, gradients)
+        if (across := self._across and self._across.of(state)) is not None:
+            self._run(state, limit, across.average, gradients)
         else:
             self._run(state, limit, average, gradients, context, compared)
         return arrays

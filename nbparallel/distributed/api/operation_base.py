@@ -55,10 +55,13 @@ class OnOperation(Protocol):
 
 
 class WorldOperations(Protocol):
-    """The collectives of a world in whose cell not all ranks share memory.
+    """The collectives of a world or group whose ranks do not all share memory.
 
     It has methods of the names of `GroupCollectives`, and takes first that of the ranks on this machine.
     """
+
+    def of(self, state: GroupState) -> WorldOperations | None:
+        """Return those of a group; None if its ranks share memory."""
 
     def check(self, name: str, *, async_op: bool, view: bool) -> bool:
         """Return whether the operation of this name is built; raises if it is not in this form."""
@@ -109,13 +112,13 @@ class OperationBase:
         """Return one call of a collective, with its group and its deadline resolved."""
         deadline_ns = None if timeout is None else deadline(timeout)
         context = self._context
-        across = self._across if group is None and context.ready else None
-        if across is not None and not across.check(name, async_op=async_op, view=view):
-            across = None
-        if across is not None or (group is None and context.ready and context.whole):
+        if group is None and context.ready and (context.whole or self._across is not None):
             state = self._group_table.world
         else:
             state = self._group_state(group)
+        across = self._across and self._across.of(state)
+        if across is not None and not across.check(name, async_op=async_op, view=view):
+            context.place.check_reach(state.ranks, f"{name} that is called")
         if view and async_op:
             raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
         return OperationCall(self, name, state, deadline_ns, async_op, view, across)
@@ -168,8 +171,8 @@ class OperationBase:
         self, state: GroupState, operation: Operation, shown: Any, value: Any, deadline_ns: int | None
     ) -> list[Any]:
         """Return the values of all members, as one step of an operation that was called with `shown`."""
-        if self._across is not None and state is self._group_table.world:
-            return self._run(state, deadline_ns, self._across.exchange_values, operation, value)
+        if (across := self._across and self._across.of(state)) is not None:
+            return self._run(state, deadline_ns, across.exchange_values, operation, value)
         return self._run(state, deadline_ns, GroupCollectives.exchange_values, operation, shown, value)
 
     def _run_step(self, call: Callable[[], T]) -> T:

@@ -296,13 +296,17 @@ class GroupTable:
     def open(self, state: GroupState, deadline_ns: int | None) -> GroupCollectives:
         """Return the group's collectives; the first call sets up the slot area with the other members."""
         if state.collectives is None:
-            area = self._open_area(state, deadline_ns)
-            state.collectives = GroupCollectives(self._context, area, self._buffer)
+            here = tuple(rank for rank in state.ranks if rank in self._context.place.ranks)
+            if len(here) < len(state.ranks):  # those on this machine are a group of their own
+                part = self.know(Group(here, f"{state.group.tag} of {state.word}"))
+                state.collectives = self.open(part, deadline_ns)
+            else:
+                area = self._open_area(state, deadline_ns)
+                state.collectives = GroupCollectives(self._context, area, self._buffer)
         return state.collectives
 
     def _open_area(self, state: GroupState, deadline_ns: int | None) -> SlotArea:
         context, ranks = self._context, state.ranks
-        context.place.check_reach(ranks, f"an operation of {state.group} that is called")
         memory: AnyArray
         if state.index > 0:
             packed = self._receiver.await_introduction(ranks[0], state.word, deadline_ns)
@@ -321,7 +325,8 @@ class GroupTable:
         return area
 
     def _opened(self) -> list[GroupCollectives]:
-        return [state.collectives for state in self._known.values() if state.collectives is not None]
+        found = (state.collectives for state in self._known.values() if state.collectives is not None)
+        return list(dict.fromkeys(found))  # two groups may have the same here
 
     def advance(self) -> None:
         """Advance pending collectives, without blocking."""

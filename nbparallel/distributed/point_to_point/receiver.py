@@ -186,12 +186,23 @@ class Receiver:
 
     def _wait_for_message(self, request: MatchRequest, find: Callable[[], T | None]) -> T:
         """Wait until `find` returns something, which it does as soon as the right message is there."""
-        context = self._context
         request.check_source()
-        satisfied, peer = request.satisfied, -1 if request.src is None else request.src
+        peer = -1 if request.src is None else request.src
+        return self.wait_for(request.satisfied, peer, request.peers, request.wait_record, find)
+
+    def wait_for(
+        self,
+        satisfied: Callable[[], bool],
+        peer: int,
+        peers: Sequence[int],
+        record: Callable[[], WaitRecord],
+        find: Callable[[], T | None],
+    ) -> T:
+        """Wait for messages of `peers`, as `RankContext.wait`, until `find` returns something."""
+        context = self._context
         while True:
-            wait = request.wait_record()
-            self._awaited = frozenset(request.peers)
+            wait = record()
+            self._awaited = frozenset(peers)
             spun, self._has_spun = self._has_spun, False
             try:
                 if spun or not context.waiter.spin_until(satisfied):
@@ -305,21 +316,15 @@ class Receiver:
                 f"rank {context.rank} waits for it{context.call_site.place(line)}"
             )
 
-        while True:
+        def find() -> bytes | None:
             self.unexpected.take_in(src)
-            packed = self.unexpected.introductions.get((src, group))
-            if packed is not None:
-                return packed
-            wait = WaitRecord(
-                Operation.new_group, lambda: [] if ring.has_message() else [src], explain, line,
-                peer=src, deadline_ns=deadline_ns,
-            )  # fmt: skip
-            self._awaited = frozenset((src,))
-            try:
-                if not context.waiter.spin_until(ring.has_message):
-                    context.wait(ring.has_message, src, wait)
-            finally:
-                self._awaited = frozenset()
+            return self.unexpected.introductions.get((src, group))
+
+        def wait() -> WaitRecord:
+            awaited = lambda: [] if ring.has_message() else [src]  # noqa: E731
+            return WaitRecord(Operation.new_group, awaited, explain, line, peer=src, deadline_ns=deadline_ns)
+
+        return find() or self.wait_for(ring.has_message, src, [src], wait, find)
 
     # -- checking ----------------------------------------------------------------------------------------
 

@@ -89,7 +89,8 @@ class DeadlockDetector:
         """Return the ranks that the rank of `record` waits for, None if its wait can end."""
         context, me = self._context, record.rank
         view, layout, words = context.view, context.view.layout, context.view.words
-        if record.operation in (Operation.recv, Operation.new_group):
+        exchanges = record.peer >= 0 and not record.target and record.operation is not Operation.send
+        if record.operation in (Operation.recv, Operation.new_group) or exchanges:
             sources = [record.peer] if record.peer >= 0 else [r for r in context.cell.ranks if r != me]
             if any(words[layout.tail_word(s, me)] != words[layout.head_word(s, me)] for s in sources):
                 return None
@@ -100,7 +101,7 @@ class DeadlockDetector:
                 return None if taken >= record.target else [record.peer]
             return None  # a rank that waits makes room for others, so this ends
         if not record.target:
-            return context.place.awaited(view, record)
+            return None
         if record.operation is Operation.lock:
             mine = record.target, me
             return [r.rank for r in queue_of(view, record.tag) if (r.ticket, r.rank) < mine] or None
