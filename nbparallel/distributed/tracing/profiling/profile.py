@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Self
+from typing import NamedTuple, Self
 
 from nbparallel.distributed.tracing.profiling.line_log import LineLog
 from nbparallel.errors import rank_list
-from nbparallel.errors.text.escaping import visible
+from nbparallel.errors.text.table import Table
 from nbparallel.wire.units import seconds_text
 
 WIDTH = 24
@@ -19,28 +19,29 @@ UNEVEN = 1.2
 """Ranks are named where the slowest takes so many times what the fastest does."""
 LITTLE = 0.005
 """Share of the time below which a line has no figures."""
-GAP = 4
-"""Lines without time that are shown, in a row; of more, none is."""
+AROUND = 3
+"""Lines without time that are shown before and after one that has."""
 
 
-@dataclass(frozen=True, slots=True)
-class LineTimes:
+class LineTimes(NamedTuple):
     """Where the time of one line has gone on one rank, in seconds."""
 
-    computing: float = 0.0
+    computing: float
     """Neither waiting nor moving: also what sleeps, or reads a file."""
-    waiting: float = 0.0
+    waiting: float
     """In operations, until other ranks came."""
-    moving: float = 0.0
+    moving: float
     """The rest of operations."""
 
     @property
     def seconds(self) -> float:
         """All of it."""
-        return self.computing + self.waiting + self.moving
+        return sum(self)
 
-
-_NONE = LineTimes()
+    @classmethod
+    def of(cls, whole: int, waiting: int, moving: int) -> Self:
+        """Return times in seconds; the counters of operations may run ahead of the clock of lines."""
+        return cls(max(0, whole - waiting - moving) / 1e9, max(0, waiting) / 1e9, max(0, moving) / 1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,7 @@ class ProfiledLine:
     @property
     def mean(self) -> LineTimes:
         """Its time, averaged over the ranks."""
-        count = len(self.ranks) or 1
-        each = self.ranks.values()
-        return LineTimes(*(sum(part) / count for part in zip(*map(_parts, each), strict=True)))
+        return LineTimes(*(sum(part) / len(self.ranks) for part in zip(*self.ranks.values(), strict=True)))
 
     @property
     def fastest(self) -> int:
@@ -81,7 +80,7 @@ class ProfiledLine:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Profile:
-    """Where the time of a cell has gone, by line and rank."""
+    """Where the time of a cell has gone, by line and rank; printed, the code with a bar a line."""
 
     lines: tuple[ProfiledLine, ...]
     """Those that took time, by file and line."""
@@ -98,27 +97,26 @@ class Profile:
         found: dict[tuple[str, int], dict[int, LineTimes]] = {}
         texts: dict[str, tuple[str, ...]] = {}
         whole: dict[int, LineTimes] = {}
-        remarks: dict[str, list[int]] = {}
+        remarks: dict[str, list[int]] = {"": []}
         for log in sorted(logs, key=attrgetter("rank")):
             texts |= dict(log.texts.values())
-            if log.remark:
-                remarks.setdefault(log.remark, []).append(log.rank)
-            sums = [0, 0, 0]
+            remarks.setdefault(log.remark, []).append(log.rank)
+            whole[log.rank] = LineTimes.of(*(sum(line[i] for line in log.lines) for i in (2, 3, 4)))
             for filename, line, *times in log.lines:
-                sums = [a + b for a, b in zip(sums, times, strict=True)]
                 if filename:
-                    found.setdefault((log.texts[filename][0], line), {})[log.rank] = _times(*times)
-            whole[log.rank] = _times(*sums)
-        lines = tuple(
-            ProfiledLine(
-                file, line, _line(texts[file], line), {rank: times.get(rank, _NONE) for rank in whole}
-            )
-            for (file, line), times in sorted(found.items())
-        )
+                    found.setdefault((log.texts[filename][0], line), {})[log.rank] = LineTimes.of(*times)
+        none = dict.fromkeys(whole, LineTimes(0.0, 0.0, 0.0))
+        del remarks[""]
         said = [f"{rank_list(ranks)}: {remark}" for remark, ranks in remarks.items()]
-        if lost:
-            said.append(f"what {rank_list(lost)} did was lost")
-        return cls(lines, whole, texts, tuple(said))
+        return cls(
+            tuple(
+                ProfiledLine(file, line, _line(texts[file], line), none | times)
+                for (file, line), times in sorted(found.items())
+            ),
+            whole,
+            texts,
+            (*said, *[f"what {rank_list(lost)} did was lost"] * bool(lost)),
+        )
 
     @property
     def longest(self) -> ProfiledLine | None:
@@ -134,17 +132,13 @@ class Profile:
     def title(self) -> str:
         """The line that takes most, in a sentence."""
         line = self.longest
-        if line is None or not self.seconds:
+        if line is None:
             return "no line took any time"
-        mean = line.mean
-        share = f"{mean.seconds / self.seconds:.0%}".replace("%", " %")
-        kind = max(LETTERS, key=lambda kind: getattr(mean, kind))
-        where = f"line {line.line}{f' of {line.file}' * bool(line.file)}"
-        said = f"{share} of the time is {where}, mostly {kind}"
-        if line.uneven:
-            times = [seconds_text(line.ranks[rank].seconds) for rank in (line.fastest, line.slowest)]
-            said += f": {times[1]} on rank {line.slowest}, {times[0]} on rank {line.fastest}"
-        return said
+        share = f"{line.mean.seconds / self.seconds:.0%}".replace("%", " %")
+        kind = max(LETTERS, key=lambda kind: getattr(line.mean, kind))
+        said = f"{share} of the time is line {line.line}{f' of {line.file}' * bool(line.file)}, mostly {kind}"
+        fastest, slowest = self.figures(line)[1:]
+        return f"{said}: {slowest}, {fastest}" if slowest else said
 
     @property
     def subtitle(self) -> str:
@@ -152,66 +146,54 @@ class Profile:
         return f"{rank_list(self.ranks)}, {seconds_text(self.seconds)} each"
 
     def shown(self) -> Iterator[tuple[str, list[tuple[int, str, ProfiledLine | None]]]]:
-        """Yield the lines of each file that are shown: those with time, and what lies between; 0: a gap."""
+        """Yield the lines of each file that are shown: those with time, and what is around; 0: a gap."""
         for file in dict.fromkeys(line.file for line in self.lines):
             known = {line.line: line for line in self.lines if line.file == file}
-            text = self.texts.get(file, ())
-            first, last = (min(known), max(known)) if file else (1, max(len(text), max(known)))
             rows: list[tuple[int, str, ProfiledLine | None]] = []
-            empty: list[tuple[int, str, ProfiledLine | None]] = []
-            for number in range(first, last + 1):
-                row = number, _line(text, number), known.get(number)
-                if row[2] is None:
-                    empty.append(row)
-                    continue
-                rows += empty if len(empty) <= GAP else [(0, "", None)]
-                rows.append(row)
-                empty = []
-            yield file, rows if len(empty) > GAP else rows + empty
+            for number in range(min(known), max(known) + 1):
+                if any(each in known for each in range(number - AROUND, number + AROUND + 1)):
+                    rows.append((number, _line(self.texts[file], number), known.get(number)))
+                elif rows[-1][0]:
+                    rows.append((0, "", None))
+            yield file, rows
 
     def figures(self, line: ProfiledLine | None) -> tuple[str, str, str]:
         """Return the average time of a line, and if they differ its fastest and its slowest rank."""
         if line is None or line.mean.seconds < LITTLE * self.seconds:
             return "", "", ""
-        ends = (line.fastest, line.slowest) if line.uneven else ()
-        times = [f"{seconds_text(line.ranks[rank].seconds)} rank {rank}" for rank in ends] or ["", ""]
-        return seconds_text(line.mean.seconds), times[0], times[1]
+        ends = [
+            f"{seconds_text(line.ranks[rank].seconds)} on rank {rank}" * line.uneven
+            for rank in (line.fastest, line.slowest)
+        ]
+        return seconds_text(line.mean.seconds), ends[0], ends[1]
 
     def __str__(self) -> str:
-        most = max((line.mean.seconds for line in self.lines), default=0.0) or 1.0
-        parts = [self.title, self.subtitle, "   ".join(f"{LETTERS[kind]} {kind}" for kind in LETTERS)]
+        most = max((line.mean.seconds for line in self.lines), default=0.0)
+        parts = [
+            self.title,
+            self.subtitle,
+            "   ".join(f"{letter} {kind}" for kind, letter in LETTERS.items()),
+        ]
         for file, rows in self.shown():
-            table = [("", f"{file}" or "", "mean", "fastest", "slowest", "")]
-            for number, code, line in rows:
-                drawn = "" if line is None else _bar(line.mean, most)
-                table.append((str(number or "⋮"), drawn, *self.figures(line), code))
-            widths = [max(len(row[i]) for row in table) for i in range(6)]
-            for number_, bar, *figures, code in table:
-                right = "  ".join(text.rjust(width) for text, width in zip(figures, widths[2:5], strict=True))
-                parts.append(
-                    f"{number_:>{widths[0]}} {bar:<{max(WIDTH, widths[1])}} {right}  {code}".rstrip()
-                )
-        return "\n".join(visible(part) for part in (*parts, *self.remarks))
+            head = "line", " " * WIDTH, f"{'average':>7}", "fastest", "slowest", file or "cell"
+            table = [
+                (f"{number or '⋮':>4}", _bar(line, most), f"{mean:>7}", *ends, code)
+                for number, code, line in rows
+                for mean, *ends in [self.figures(line)]
+            ]
+            parts.append(Table("", head, table).text())  # type: ignore[arg-type]
+        return "\n".join((*parts, *self.remarks))
 
     __repr__ = __str__
-
-
-def _parts(times: LineTimes) -> tuple[float, float, float]:
-    return times.computing, times.waiting, times.moving
-
-
-def _times(whole: int, waiting: int, moving: int) -> LineTimes:
-    """Return times in seconds; the counters of operations may run ahead of the clock of lines."""
-    return LineTimes(max(0, whole - waiting - moving) / 1e9, max(0, waiting) / 1e9, max(0, moving) / 1e9)
 
 
 def _line(text: tuple[str, ...], number: int) -> str:
     return text[number - 1].rstrip() if 0 < number <= len(text) else ""
 
 
-def _bar(times: LineTimes, most: float) -> str:
+def _bar(line: ProfiledLine | None, most: float) -> str:
     drawn, done = "", 0.0
-    for kind, letter in LETTERS.items():
-        done += getattr(times, kind)
+    for kind, letter in LETTERS.items() if line is not None and most else ():
+        done += getattr(line.mean, kind)  # type: ignore[union-attr]
         drawn += letter * (round(WIDTH * done / most) - len(drawn))
     return drawn
