@@ -274,9 +274,9 @@ RACES = MagicParser(
 )
 PROFILE = MagicParser(
     "%parallel_profile",
-    "Show again, and return, where the time of the last cell with --profile has gone: for each line of the\n"
-    "cell, and of functions that it calls, how long ranks computed, waited and moved data.",
-    "profile = %parallel_profile\nprofile.longest",
+    "Show where the time of the last cell with --profile, or nbp.map(..., profile=True), has gone: for each\n"
+    "line of the cell, and of functions that it calls, how long ranks computed, waited and moved data.",
+    "%%parallel --profile\ntotal = all_reduce(work())\n\n%parallel_profile",
 )
 TIMELINE = MagicParser(
     "%parallel_timeline",

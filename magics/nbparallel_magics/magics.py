@@ -37,10 +37,10 @@ from nbparallel_magics.views.who import who_table
 
 if TYPE_CHECKING:
     from nbparallel.distributed.races.report import RaceReport
-    from nbparallel.distributed.tracing.profiling.profile import Profile
     from nbparallel.session import CellResult, Session
     from nbparallel.session.diagnostics.speedup import Scaling
     from nbparallel_magics.background import BackgroundCell
+    from nbparallel_widgets.views.profile_view import ProfileView
 
 _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
 LEFT_CLUSTER = "; the next cell runs on this machine, unless %parallel_cluster names the cluster again"
@@ -243,12 +243,13 @@ class ParallelMagics(Magics):
 
     @line_magic
     @documented_by(flags.PROFILE)
-    def parallel_profile(self, line: str) -> Profile:
+    def parallel_profile(self, line: str) -> ProfileView:
         flags.PROFILE.parse_line(line)
-        profile: Profile | None = self.state.profile.last
-        if profile is None:
-            flags.PROFILE.error("the last cell on ranks was not profiled: give it --profile")
-        return profile
+        from nbparallel.distributed.tracing import profiling  # brings numpy, which loading must not
+
+        if profiling.last is None:
+            flags.PROFILE.error("no cell has been profiled yet: give one --profile, or nbp.map profile=True")
+        return cell_views.profile_picture(profiling.last)
 
     @line_magic
     @documented_by(flags.TIMELINE)

@@ -199,8 +199,8 @@ class ExtensionState:
         self.scaling: Scaling | None = None
         """What ``--scaling`` has measured last."""
         self.races = CellView("check_races", "race_report")
-        self.profile = CellView("profile", "profile", profile_picture)
-        self.views = (CellView("draw", "drawn", picture), self.races, self.profile)
+        profile = CellView("profile", "profile", profile_picture)
+        self.views = (CellView("draw", "drawn", picture), self.races, profile)
         self.background: BackgroundCell | None = None
         """The last ``--async`` cell."""
         self.panel: Panel | None = None

@@ -399,6 +399,8 @@ class HostDispatcher(TaskDispatcher):
                 "check_races looks at memory that ranks of one machine share: leave it out, or run the cell "
                 "on ranks of this machine, without the cluster"
             )
+        if options.profile:
+            raise HostBoundaryError("profile is for ranks of one machine: leave it out, or the cluster")
         return super().prepare_cell(pool, cell, options, *rest)
 
     def launch(self, pool: TaskPool, request: TaskRequest, interrupts: InterruptCounter) -> TaskRun:

@@ -360,7 +360,8 @@ def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskRepor
     if isinstance(task, CellTask):
         _run_cell(state, task, report)
     elif isinstance(task, CallTask) and task.items >= 0:
-        _map_items(state, task, fds[0], report)
+        with _observed(state, task, report):
+            _map_items(state, task, fds[0], report)
     elif isinstance(task, CallTask):
         function, args = _load(state, task.call)
         state.settings.settle()
@@ -502,7 +503,9 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
 
 
 @contextmanager
-def _observed(state: RankState, task: CellTask, report: TaskReport) -> Iterator[Iterable[Observation]]:
+def _observed(
+    state: RankState, task: CellTask | CallTask, report: TaskReport
+) -> Iterator[Iterable[Observation]]:
     """Have the cell's observers look on while the block runs."""
     found: dict[str, Observation] = {}
     try:
@@ -514,7 +517,7 @@ def _observed(state: RankState, task: CellTask, report: TaskReport) -> Iterator[
                     communicator,
                     state.variables,
                     state.names.is_delivered_array,
-                    filename=state.shell.compile.filename,
+                    filename=state.shell.compile.filename if isinstance(task, CellTask) else "",
                     transformers=state.shell.ast_transformers,
                     send=functools.partial(state.output.send_observed, name),
                 )

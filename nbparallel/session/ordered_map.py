@@ -26,6 +26,7 @@ def map(
     progress: bool = True,
     errors: str = "raise",
     timeout: float | None = None,
+    profile: bool = False,
 ) -> list[_R]:
     """Return ``[function(item) for item in items]``, done by the ranks.
 
@@ -50,6 +51,9 @@ def map(
         Seconds for one item.  Then the function is interrupted there (`KeyboardInterrupt`, by SIGALRM), and
         its item raises `TimeoutError`; the rank goes on with the next.  Code that does not return to Python
         cannot be interrupted: 5 s later its rank is ended, and so is the map, whatever `errors` says.
+    profile : bool
+        Measure each line of the function, and of others that it calls: ``%parallel_profile`` then shows how
+        long each took on each rank.
 
     Returns
     -------
@@ -85,7 +89,9 @@ def map(
     >>> nbparallel.map(len, ["a", "bb"])  # doctest: +SKIP
     [1, 2]
     """
-    chosen = ItemMap(function, items, *more, progress=progress, errors=errors, timeout=timeout)
+    chosen = ItemMap(
+        function, items, *more, progress=progress, errors=errors, timeout=timeout, profile=profile
+    )
     with chosen, _session() as (session, sink):
         return chosen.results(partial(session.perform, chosen.make, sink, chosen))
 

@@ -144,6 +144,8 @@ class CallTask(Task):
     """How long one item may take."""
     send_seconds: float = 0.0
     """After so long, and at its end, a rank sends the results that it has."""
+    observers: tuple[str, ...] = ()
+    """Modules that observe it, as a cell's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from IPython.display import display
 from nbparallel_magics.output.publisher import Publisher
 
 if TYPE_CHECKING:
+    from nbparallel.distributed.tracing.profiling.profile import Profile
     from nbparallel.session import PendingCell, Session
     from nbparallel.session.diagnostics.speedup import Scaling
     from nbparallel_magics.output.cell_output import CellOutput
+    from nbparallel_widgets.views.profile_view import ProfileView
 
 
 class CellView:
@@ -78,7 +80,7 @@ def chart(scaling: Scaling) -> str:
     return scaling_html(scaling)
 
 
-def profile_picture(profile: Any) -> Any:
+def profile_picture(profile: Profile) -> ProfileView:
     """Return the picture of where the time has gone."""
     from nbparallel_widgets.views.profile_view import ProfileView
 

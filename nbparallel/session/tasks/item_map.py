@@ -34,7 +34,7 @@ from nbparallel import sharing
 from nbparallel.errors import ParallelError, UnpicklableError
 from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.elastic_pool import TaskPool
-from nbparallel.session.results import CellResult, RemoteValue
+from nbparallel.session.results import PROFILE, CellResult, RemoteValue
 from nbparallel.session.tasks.cell_queue import PendingCell, end_cell
 from nbparallel.sharing.memory.memory_limits import descriptor_error
 from nbparallel.transfer import pickling
@@ -179,6 +179,8 @@ class ItemMap:
         What becomes of an error of the function.
     timeout : float, optional
         Seconds that the function may take for an item.
+    profile : bool
+        Whether its lines are measured.
 
     Attributes
     ----------
@@ -199,6 +201,7 @@ class ItemMap:
         progress: bool = True,
         errors: str = "raise",
         timeout: float | None = None,
+        profile: bool = False,
     ) -> None:
         if not callable(function):
             raise TypeError(f"map needs a function to call, not {type(function).__name__}")
@@ -215,6 +218,7 @@ class ItemMap:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout must be seconds for an item, not {timeout!r}")
         self._return_errors, self._timeout = errors == "return", timeout
+        self._observers = (PROFILE,) * profile
         by_index = type(items) is range or (type(items) is np.ndarray and not items.dtype.hasobject)
         self._items = cast(Sequence[Any], items if by_index else list(items))
         self._function, self._by_index, self.count = function, by_index, len(self._items)
@@ -258,7 +262,7 @@ class ItemMap:
         if self._progress:
             self._bar = ProgressBar(self.count)
         self._number = number
-        how = self._return_errors, self._timeout, self._send_seconds
+        how = self._return_errors, self._timeout, self._send_seconds, self._observers
         task = CallTask(number, ranks, (), True, None, pickled.data, self.count, *how)
         return task, (pickled, held)
 

@@ -35,7 +35,7 @@ from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.wire.control import IMPORT_SECONDS, ControlView
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.messages import CellTask, InputReply, InputRequest, ObservedPart, Outcome, Task
+from nbparallel.wire.messages import InputReply, InputRequest, ObservedPart, Outcome, Task
 
 GATHER_SECONDS = 0.15
 """Time that a first question waits for those of other ranks, all of which are refused; arbitrary."""
@@ -334,7 +334,7 @@ class TaskRun:
     def findings(self) -> dict[str, Any]:
         """Return what the cell's observers conclude from what ranks have sent of their logs."""
         found = {}
-        for observer in self.task.observers if isinstance(self.task, CellTask) else ():
+        for observer in getattr(self.task, "observers", ()):
             logs = [part.log for part in self._parts if part.observer == observer]
             ended = {rank: end.observed for rank, end in self.outcomes.items() if observer in end.observed}
             logs += [log[observer] for log in ended.values()]

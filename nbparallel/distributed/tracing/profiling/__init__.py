@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from nbparallel.distributed.tracing.profiling.profile import Profile
 
 
+last: Profile | None = None
+"""Of the last cell or map of this process that was profiled."""
+
+
 def observe(cell: ObservedCell) -> AbstractContextManager[Observation]:
     """Measure the lines of a cell on this rank while the block runs."""
     if sys.version_info >= (3, 12):
@@ -35,4 +39,6 @@ def conclude(logs: list[LineLog], lost: Collection[int]) -> Profile:
     """Return the lines of all ranks side by side."""
     from nbparallel.distributed.tracing.profiling.profile import Profile  # few cells need it
 
-    return Profile.of(logs, lost)
+    global last
+    last = Profile.of(logs, lost)
+    return last

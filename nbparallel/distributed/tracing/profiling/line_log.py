@@ -24,7 +24,7 @@ class LineLog:
 
     rank: int
     """Its number."""
-    lines: tuple[tuple[str, int, int, int, int], ...]
+    lines: tuple[tuple[Any, ...], ...]
     """File, line, nanoseconds in all, and of them waiting and moving; no file: between the lines."""
     texts: dict[str, tuple[str, tuple[str, ...]]]
     """Of each file what it is called (empty: the cell that ran), and its lines."""
@@ -72,11 +72,12 @@ class LineTimer:
 
     def log(self) -> LineLog:
         """Return the time of each line, with its text."""
-        lines = tuple((filename, line, *times) for filename, line, times in self.lines() if times[0] > 0)
+        found = [(filename, line, times) for filename, line, times in self.lines() if times[0] > 0]
         texts = {
             filename: (self._label_of(filename) or "", tuple(linecache.getlines(filename)))
-            for filename in {line[0] for line in lines if line[0]}
+            for filename in {filename for filename, *_ in found if filename}
         }
+        lines = tuple((filename, line, *times) for filename, line, times in found)
         return LineLog(self._communicator.rank, lines, texts, self.remark)
 
     def _is_users(self, filename: str) -> bool:

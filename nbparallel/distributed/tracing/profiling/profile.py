@@ -181,7 +181,7 @@ class Profile:
                 for number, code, line in rows
                 for mean, *ends in [self.figures(line)]
             ]
-            parts.append(Table("", head, table).text())  # type: ignore[arg-type]
+            parts.append(Table("", head, table).text())
         return "\n".join((*parts, *self.remarks))
 
     __repr__ = __str__
