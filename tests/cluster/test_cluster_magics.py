@@ -45,6 +45,7 @@ def test_a_notebook_on_hosts(shared_kernel: Kernel) -> None:
         "%parallel_tb": "[rank 1 (host b)]",
         "%parallel_tb -r @b": "[rank 1 (host b)]",
         "%parallel_tb -r @a": "rank 0 (host a) raised nothing; rank 1 (host b) did",
+        "%debug -r @b": "%debug: no user can be asked: ",
         "%parallel all_reduce(rank, async_op=True)": "leave async_op out",
         "%parallel_cluster ": "2 ranks on 2 hosts",
         "%parallel -r @c rank": "there is no host 'c': hosts are a, b",
