@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.machines.notebooks import SlurmNotebook, slurm_cluster
 from tests.cluster.machines.slurm_nodes import MEMORY_CGROUPS, NODES, SlurmNodes
 from tests.harness.turns import Promised
@@ -121,6 +122,41 @@ def test_a_walltime_ends(notebook: SlurmNotebook, slurm: SlurmNodes) -> None:
     said = notebook.say("%parallel rank")
     assert "the cluster had no worker in 3 s" in said
     assert "`cluster.scale(jobs=2)`" in said
+    time.sleep(15)
+    notebook.say("cluster.scale(jobs=2); cluster.wait_for_workers(2, timeout=60)")
+    assert "Out[ranks 0-3]: 4" in notebook.say("%parallel all_reduce(1)")
+
+
+def test_the_notebook_is_killed(notebook: SlurmNotebook, slurm: SlurmNodes, promised: Promised) -> None:
+    """Its ranks end; Dask's workers notice later, and end their jobs."""
+    notebook.connect()
+    notebook.begin("%%parallel\nprint('here')\ntime.sleep(100)").wait_for("here", PATIENCE)
+    assert [line for left in slurm.left().values() for line in left if "nbparallel" in line]
+    with promised(GONE_SECONDS):
+        notebook.kill()
+        wait_until(
+            lambda: not [line for left in slurm.left().values() for line in left if "nbparallel" in line],
+            slurm.left,
+        )
+
+
+def test_a_node_loses_its_power(notebook: SlurmNotebook, slurm: SlurmNodes, promised: Promised) -> None:
+    """Its host is lost; once it is back, Slurm starts its job again, and the next cell uses it."""
+    notebook.connect()
+    cell = notebook.begin("%%parallel\nprint('here')\ntime.sleep(100)")
+    cell.wait_for("here", PATIENCE)
+    with promised(16.0):
+        slurm.machines["n2"].cut_power()
+        assert re.search(LOST, cell.wait(PATIENCE).text)
+    slurm.reboot("n2")
+    slurm.start_node("n2")
+    wait_until(
+        lambda: "n2" in {node for state, node in slurm.jobs().values() if state == "RUNNING"},
+        slurm.log,
+        seconds=PATIENCE,
+    )
+    notebook.say("cluster.wait_for_workers(2, timeout=60)")
+    print(slurm.jobs(), notebook.say("%parallel all_reduce(1)"))
 
 
 def test_two_jobs_on_one_node(notebook: SlurmNotebook) -> None:

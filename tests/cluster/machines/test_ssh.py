@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -63,3 +64,11 @@ def test_a_machine_is_lost(
     assert "use ranks=[0, 1]" in said
     with promised(60.0):
         machines.await_nothing_left("s2")
+    if fault == "power":
+        address = notebook.run("print(cluster.scheduler_address)").stdout.strip()
+        worker = [sys.executable, "-m", "dask", "worker", address, "--nthreads", "2"]
+        machines.machines["s2"].start(*worker, log=machines.home / "worker.log")
+        notebook.say("cluster.wait_for_workers(2, timeout=60)")
+        said = notebook.say("%parallel all_reduce(1)")
+        assert "variables of ranks 2-3" in said
+        assert "Out[ranks 0-3]: 4" in said
