@@ -94,13 +94,13 @@ def test_tables_on_a_narrow_page(notebook: NotebookPage, pictures: Path) -> None
 
 
 def test_a_map_shows_tqdm_s_bar(notebook: NotebookPage, pictures: Path) -> None:
-    """The bar of `nbp.map` counts the items while the ranks are at them; then the results stand below it."""
+    """The bar of `nbp.map` counts the items while ranks are at them; in the end text and results are left."""
     notebook.run("%parallel -n 2 pass\nimport os, time, nbparallel as nbp")
     running = notebook.begin(MAP)
     running.wait_for_text("5/6")
     (notebook.server.notebooks / "go").touch()
     running.wait()
-    running.wait_for_text("6/6")
+    running.wait_for_text("6 of 6, ")
     assert "[0, 1, 4, 9, 16, 25]" in running.text
     running.picture(pictures / "bar.png")
 
