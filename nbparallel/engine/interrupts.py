@@ -114,7 +114,7 @@ class Interrupts:
             error = TimeoutError(f"the item took longer than its time-out of {seconds:g} s")
             raise error.with_traceback(stop.__traceback__) from None
         finally:
-            signal.signal(signal.SIGALRM, former)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL if former is None else former)
 
     def _on_signal(self, _number: int, frame: FrameType | None) -> None:
         self._inspect(frame)

@@ -50,7 +50,8 @@ def map(
     timeout : float, optional
         Seconds for one item.  Then the function is interrupted there (`KeyboardInterrupt`, by SIGALRM), and
         its item raises `TimeoutError`; the rank goes on with the next.  Code that does not return to Python
-        cannot be interrupted: 5 s later its rank is ended, and so is the map, whatever `errors` says.
+        cannot be interrupted: 5 s later its rank is ended, and the next cell or map starts it again, without
+        its variables.  Then the map has failed; with ``errors="return"`` the other ranks do the rest.
     profile : bool
         Measure each line of the function, and of others that it calls: ``%parallel_profile`` then shows how
         long each took on each rank.

@@ -146,13 +146,12 @@ SMALLEST_PIPE = 4096
 """Bytes that a pipe holds at least (pipe(7)), where the system does not say."""
 
 
-def chunks_of(count: int, most: int) -> list[tuple[int, int]]:
+def chunks_of(count: int, most: int, parts: int = PARTS) -> list[tuple[int, int]]:
     """Divide items into at most `most` chunks, large ones first; return where each begins and how long it is.
 
     Up to 511 items are alone; of more, a chunk has a part of those that are left (guided self-scheduling).
     So many small items do not cost much, and the last ones are alone: no rank is late by more than one.
     """
-    parts = PARTS
     while True:
         chunks: list[tuple[int, int]] = []
         first = 0
@@ -219,6 +218,7 @@ class ItemMap:
             raise ValueError(f"timeout must be seconds for an item, not {timeout!r}")
         self._return_errors, self._timeout = errors == "return", timeout
         self._observers = (PROFILE,) * profile
+        self.go_on = self._return_errors and timeout is not None
         by_index = type(items) is range or (type(items) is np.ndarray and not items.dtype.hasobject)
         self._items = cast(Sequence[Any], items if by_index else list(items))
         self._function, self._by_index, self.count = function, by_index, len(self._items)
@@ -229,7 +229,9 @@ class ItemMap:
         self._tickets: io.FileIO | None = None
         self.fds: tuple[int, ...] = ()
         self.done: dict[int, Any] = {}
-        self._send_seconds = SEND_SECONDS
+        self._send_seconds = SEND_SECONDS if timeout is None else 0.0
+        self._late: dict[int, int] = {}
+        """Rank -> the item that it has had for too long."""
         self._received, self._yielded = set[int](), 0
         self._lost: Exception | None = None
         self._arrived: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -277,7 +279,9 @@ class ItemMap:
         try:
             get_size = getattr(fcntl, "F_GETPIPE_SZ", None)
             room = SMALLEST_PIPE if get_size is None else fcntl.fcntl(writing, get_size)
-            self._chunks = chunks_of(self.count, room // TICKET.size)
+            # a rank that is ended at a time-out takes the rest of its ticket along: then items are alone
+            parts = PARTS if self._timeout is None else self.count
+            self._chunks = chunks_of(self.count, room // TICKET.size, max(PARTS, parts))
             tickets = b"".join(
                 TICKET.pack(number, length, first) for number, (first, length) in enumerate(self._chunks)
             )
@@ -298,7 +302,9 @@ class ItemMap:
         if self._bar is not None:
             self._bar.show(sum(record.done for record in records.values()))
         due = now - (self._timeout or 0)
-        return {rank: due - record.began_ns / 1e9 for rank, record in records.items() if record.began_ns}
+        late = {rank: due - record.began_ns / 1e9 for rank, record in records.items() if record.began_ns}
+        self._late |= {rank: records[rank].current for rank in late}
+        return late
 
     def place(self, control: ControlView, rank: int) -> str:
         """Return the item that a rank took last, in words: ``item 7 ('abc')``."""
@@ -322,18 +328,24 @@ class ItemMap:
             name = f"the result of {_name(first, length)}"
             loaded = load_item(chunk, sharing.current_store(), broker=self._broker, name=name)
             for index, result in enumerate([loaded] if length == 1 else loaded, first):
-                if index not in self._received:
-                    self._received.add(index)
-                    self.done[index] = result
-                    self._arrived.put(index)
+                self._add(index, result)
+
+    def _add(self, index: int, result: Any) -> None:
+        if index not in self._received:
+            self._received.add(index)
+            self.done[index] = result
+            self._arrived.put(index)
 
     def complete(self, perform: Callable[[], CellResult]) -> CellResult:
         """Have the ranks do it, and keep all results; an error gets those that are there (``.result``)."""
         try:
             result = perform()
         except (ParallelError, KeyboardInterrupt) as error:
+            whole: CellResult | None = getattr(error, "result", None)
             self._attach_results(error)
-            raise
+            if whole is None or not self._have_timed_out(error):
+                raise
+            return whole
         for value in result.values:
             if isinstance(value, RemoteValue):
                 raise value.error or UnpicklableError(f"the results of rank {value.rank}: {value.reason}")
@@ -350,6 +362,15 @@ class ItemMap:
         if self._bar is not None:
             self._bar.show(self.count)
         return result
+
+    def _have_timed_out(self, error: BaseException) -> bool:
+        """Whether all that has failed are ranks that were ended for items, which get that as results."""
+        failed = getattr(error, "errors", {}) if self._return_errors else {}
+        if not failed or any(self.overdue not in str(each) for each in failed.values()):
+            return False
+        for rank, each in failed.items():
+            self._add(self._late[rank], TimeoutError(str(each)))
+        return len(self._received) == self.count
 
     def _attach_results(self, error: ParallelError | KeyboardInterrupt) -> None:
         """Have an error say how many items were done, and hold their results."""

@@ -249,6 +249,8 @@ class TaskWatch(Protocol):
     fds: tuple[int, ...]
     """Descriptors that travel with the task."""
 
+    go_on: bool
+    """Whether the other ranks run to their end when one fails."""
     overdue: str
     """Why a rank is ended that goes on for long after it should have stopped by itself."""
 
@@ -313,6 +315,8 @@ class TaskRun:
         self.pool, self.request, self.handles, self.control = pool, request, handles, control
         self.output = output
         self.escalation = InterruptEscalation(request.number, control, request.options, note=output.note)
+        if request.watch is not None:
+            self.escalation.go_on = request.watch.go_on
         self.task: Task | None = None
         """What was sent to one of the ranks."""
         self.ended_ns = 0

@@ -447,12 +447,20 @@ def test_an_item_has_a_time_out(two: Session) -> None:
 
 @pytest.mark.slow
 def test_an_item_that_cannot_be_interrupted_ends_with_its_rank(two: Session) -> None:
-    """C code that does not return: its rank is ended, the item is named, the next map has all ranks."""
+    """C code that does not return: its rank is ended, the item is named; if asked to, others do the rest."""
+    items = [1, 2, 10**12, 4, 5]
     with pytest.raises(
-        ParallelError, match=r"rank [01] .*at item 2 \(1000000000000\).*time-out had passed"
-    ) as c:
-        two.map(lambda item: sum(range(item)), [1, 2, 10**12, 4], errors="return", timeout=0.2)
-    assert c.value.result[3] == 6
+        ParallelError, match=r"rank [01] .*at item 2 \(1000000000000\).*time-out had"
+    ) as caught:
+        two.map(lambda item: sum(range(item)), items, timeout=0.2)
+    assert 2 not in caught.value.result
+    found = two.map(lambda item: sum(range(item)), items, errors="return", timeout=0.2)
+    assert [*found[:2], *found[3:]] == [0, 1, 6, 10]
+    assert isinstance(found[2], TimeoutError)
+    assert "was ended: the item's time-out had passed" in str(found[2])
+    with pytest.raises(ParallelError) as none_left:
+        two.map(lambda item: sum(range(item)), [10**12] * 3, errors="return", timeout=0.2)
+    assert len(none_left.value.errors) == 2
     assert two.map(abs, [-1, -2]) == [1, 2]
 
 
