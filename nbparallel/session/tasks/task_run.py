@@ -403,7 +403,7 @@ class TaskRun:
         elif isinstance(message, InputRequest) and message.task == self.request.number:
             self._questions.append((handle, message))
         elif isinstance(message, ObservedPart) and message.number == self.request.number:
-            if self.request.watch is None:
+            if self.request.watch is None or message.observer:
                 self._parts.append(message)
             else:
                 self.request.watch.take(message.log)
