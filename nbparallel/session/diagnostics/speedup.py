@@ -72,7 +72,7 @@ class Scaling(TableView):
         """Return what follows from the figures."""
         found = []
         if (serial := self.serial) is not None:
-            limit = f", so the speed-up stays below {1 / serial:.1f}" if serial >= 0.01 else ""
+            limit = f", so the speed-up stays below {1 / serial:.1f}" if serial >= 0.02 else ""
             found.append(f"Amdahl's law: {serial:.0%} of the work is not divided{limit}".replace("%", " %"))
         if self.counts[-1] > self.cpus:
             found.append(f"{cpu_count_text(self.cpus)} here: more ranks than that take turns")
