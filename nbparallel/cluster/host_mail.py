@@ -38,7 +38,7 @@ import numpy.typing as npt
 from nbparallel.cluster.host_place import LINK, HostPlace
 from nbparallel.cluster.rank_mail import POKE, fetched_word
 from nbparallel.distributed.runtime.waiting import Waiter
-from nbparallel.errors import ProtocolError, label_of_rank, rank_list
+from nbparallel.errors import ProtocolError, SegmentLostError, label_of_rank, rank_list
 from nbparallel.wire.control import ControlView, State, order_stores
 from nbparallel.wire.control_layout import ARRIVE, LEFT, LINE, SLOT
 from nbparallel.wire.frames import DOOR_HEAD, MailKind
@@ -93,6 +93,8 @@ class HostMail:
         self._unlinked: dict[int, float] = {}
         """Hosts to which there is no link any more, and since when."""
         self._last = self._told = self._stopped = self._moving = False
+        self.error = ""
+        """Why messages cannot be carried any more; empty: they are."""
         self._threads: list[threading.Thread] = []
 
     def begin(
@@ -153,10 +155,10 @@ class HostMail:
         label_of_rank.set(self._place.label_of)
         try:
             work()
-        except (OSError, EOFError):
-            pass  # the task has ended, or what carries the frames is gone: then the kernel says so
-        except Exception as error:  # noqa: BLE001  ranks of this host would wait forever
-            self._failed(self._away[0], f"messages between hosts: {type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001  ranks of all hosts would wait forever
+            if not self._stopped:
+                self.error = self.error or f"messages between hosts: {type(error).__name__}: {error}"
+                self._failed(self._away[0], self.error)
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -274,8 +276,13 @@ class HostMail:
             for rank, row in zip(self._place.ranks_of(host), rows, strict=True):
                 self._take_words(rank, row)
         elif kind == MailKind.FETCH:
-            _, rank = _PAIR.unpack_from(content)
-            array = flat(self._attach(bytes(content[_PAIR.size :])))
+            source, rank = _PAIR.unpack_from(content)
+            try:
+                array = flat(self._attach(bytes(content[_PAIR.size :])))
+            except SegmentLostError as error:
+                raise SegmentLostError(
+                    f"{rank_list([source])} died before {rank_list([rank])} had all that it had sent"
+                ) from error
             self._leaving.append((self._place.index_of(rank), bytes(content[: _PAIR.size]), array.data))
             self._wake()
         elif kind == MailKind.ENDED:
@@ -345,7 +352,7 @@ class HostMail:
         self._last = True
         self._wake()
         with self._changed:
-            while (self._left or not self._told) and not abandoned():
+            while (self._left or not self._told) and not self.error and not abandoned():
                 self._changed.wait(SLICE_MS / 1000)
         return [(source, rank) for source in self._away for rank in self._place.ranks]
 

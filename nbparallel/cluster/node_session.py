@@ -23,7 +23,7 @@ from nbparallel.cluster.host_messages import (
 )
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
-from nbparallel.errors import RankDiedError, SegmentLostError, rank_list
+from nbparallel.errors import NbParallelError, RankDiedError, SegmentLostError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
@@ -215,6 +215,8 @@ class NodeSession(Session):
                 self._tasks.await_ranks(run, interrupts)
                 if mail is not None:
                     mail.close()  # the memory that it had attached is returned with the report
+                    if mail.error and all(outcome.ok for outcome in run.outcomes.values()):
+                        raise NbParallelError(mail.error)  # ranks of other hosts wait for these
                 return _report(run, pool)
             finally:
                 with self._failing:

@@ -249,6 +249,22 @@ elif rank == 2: recv()
     assert hosts.run("send(rank, (rank + 2) % 4); recv(src=(rank + 2) % 4)").values == [2, 3, 0, 1]
 
 
+def test_a_rank_that_dies_behind_its_part(hosts: nbp.Session) -> None:
+    """What it had sent dies with it: its receiver, which asks later, is told."""
+    cell = """
+import os, threading, time
+if rank == 3:
+    send(np.zeros(100_000), 0)
+    threading.Timer(0.3, os._exit, (3,)).start()
+if rank == 0:
+    time.sleep(1.5)
+    recv(src=3)
+"""
+    error = _fail(hosts, cell)
+    assert "rank 3 (host b) died before rank 0 (host a) had all that it had sent" in str(error)
+    assert hosts.run("all_reduce(rank)").values == [6] * 4
+
+
 def test_interrupt(hosts: nbp.Session) -> None:
     """■ ends every wait for another host, also between the pieces of a large message."""
     for cell in (
