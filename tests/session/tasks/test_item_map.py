@@ -503,11 +503,12 @@ def test_who_leaves_the_loop_ends_the_map(two: Session) -> None:
 
 def test_an_interrupt_ends_an_imap(two: Session) -> None:
     """In the wait for a result it raises KeyboardInterrupt, with what was not yielded; the ranks are free."""
-    begun = nbp.zeros(1)
+    begun = nbp.zeros(2)
 
     def work(item: int) -> int:
         if item == 1:
-            wait_until(lambda: begun[0])
+            wait_until(lambda: begun.all())
+            time.sleep(1)  # the test waits by then
             os.kill(parent, signal.SIGINT)
             time.sleep(30)
         begun[0] = begun[0] or item == 2
@@ -516,6 +517,7 @@ def test_an_interrupt_ends_an_imap(two: Session) -> None:
     parent = os.getpid()
     results = two.imap(work, range(3), progress=False)
     assert next(results) == 0
+    begun[1] = True
     with pytest.raises(KeyboardInterrupt, match=r"2 of 3 items were done: .*not yielded") as caught:
         next(results)
     assert caught.value.result == {2: 2}  # type: ignore[attr-defined]
