@@ -83,7 +83,9 @@ class SessionViews:
 
         names = self._names.namespace if namespace is None else namespace
         pool = self._ranks.running
-        return statistics.take_statistics(self._ranks.start_method, pool, names, self.activity())
+        return statistics.take_statistics(
+            self._ranks.start_method, pool, names, self.activity(), self._names.copies
+        )
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         """Return the names of the notebook and of the ranks."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,14 +63,28 @@ class SessionStatistics:
 
 
 def take_statistics(
-    start_method: str, pool: RankPool, namespace: Mapping[str, Any] | None, activity: SessionActivity
+    start_method: str,
+    pool: RankPool,
+    namespace: Mapping[str, Any] | None,
+    activity: SessionActivity,
+    copies: MutableMapping[int, tuple[str, weakref.ref[Any]]],
 ) -> SessionStatistics:
-    """Return a picture of the session; waits for no rank, and at most a second for the supervisor."""
+    """Return a picture of the session; waits for no rank, and at most a second for the supervisor.
+
+    `copies` are segments with copies of the notebook's objects for ranks; those that hold none now go.
+    """
     store = sharing.current_store()
     ledger = pool.supervisor.ledger.ask()
     here, handles = store.segments(pool.supervisor.broker), list(pool.handles)
     totals = sum_up(here, handles, () if ledger is None else released_since(ledger, handles))
-    names = {} if namespace is None else names_by_segment(namespace, store)
+    names: dict[int, tuple[str, ...]] = {}
+    for record in here:
+        name, memory = copies.get(record.segment, ("", lambda: None))
+        if name and (record.phase == "released" or memory() is not None):
+            names[record.segment] = (name,)
+    for segment in copies.keys() - names.keys():
+        copies.pop(segment, None)
+    names |= {} if namespace is None else names_by_segment(namespace, store)
     return SessionStatistics(
         session=pool.session,
         start_method=start_method,

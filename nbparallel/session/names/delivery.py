@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -219,7 +220,9 @@ class NameDelivery:
         self._namespace_number = 0
         self._lock = threading.RLock()
         self.moving: tuple[str, int] | None = None
-        """The array that is being moved into shared memory, and its bytes; from any thread."""
+        """What is being moved or copied into shared memory, and its bytes; from any thread."""
+        self.copies: dict[int, tuple[str, weakref.ref[Any]]] = {}
+        """Segments that hold copies for ranks: the name, and the memory as long as this process uses it."""
 
     def gather(
         self,
@@ -437,7 +440,16 @@ class NameDelivery:
         updates = [value.update(self._store, self._broker, unless_assigned=False) for value in definitions]
         for value in needed:
             keeps = not row.value_changed(value, namespace.get(value.name, ABSENT))
-            updates.append(value.update(self._store, self._broker, unless_assigned=keeps))
+            size = sum(buffer.nbytes for buffer in value.serialised.buffers) if value.serialised else 0
+            if value.is_only_referred_to and size > SMALL:
+                self.moving = value.name, size
+            try:
+                updates.append(value.update(self._store, self._broker, unless_assigned=keeps))
+            finally:
+                self.moving = None
+            if size and value.pickled is not None and value.pickled.segments:
+                memory = weakref.ref(value.pickled.keep[-1])
+                self.copies[value.pickled.segments[-1]] = f"{value.name} (copy)", memory
             after.set_version(value.name, Version(value.kind, value.key, value.memory_key))
             if value.name in inputs.tied:
                 after.deliveries[value.name] = names.number

@@ -134,3 +134,35 @@ def test_the_sum_is_that_of_the_list() -> None:
         seen = session.statistics()
         assert seen.shared_segments == len(seen.segments) >= 4
         assert seen.shared_nbytes == sum(record.nbytes for record in seen.segments)
+
+
+def test_copies_have_the_names_of_what_was_copied() -> None:
+    """Segments with copies of objects are named, in the cell and after it; so is one that is on its way."""
+    namespace: dict[str, Any] = {"words": {"x": np.ones(1 << 18)}, "large": [np.ones(1 << 22)]}
+    with Session(2) as session:
+        session.run("1")
+        looks: list[tuple[str, int]] = []
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.is_set():
+                activity = session.activity()
+                looks.extend([(activity.moving_name, activity.moving_nbytes)] * (activity.phase == "moving"))
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        pending = session.submit("import time; large, words; time.sleep(0.3)", namespace=namespace)
+        names = {record.names for record in session.statistics(namespace).segments}
+        pending.result()
+        ended.set()
+        thread.join()
+        assert names >= {("large (copy)",), ("words (copy)",)}
+        assert ("large", 8 << 22) in looks
+        assert {name for name, _ in looks} <= {"large", "words"}
+        held = session.statistics(namespace).segments
+        assert ("words (copy)",) in {record.names for record in held if record.phase == "released"}
+        session.run("del large, words")
+        session.run("1")
+        namespace["list"] = [nbp.zeros(1 << 22), nbp.zeros(1 << 18)]
+        names = {record.names for record in session.statistics(namespace).segments}
+        assert not any("copy" in name for found in names for name in found), "memory that is used again"
