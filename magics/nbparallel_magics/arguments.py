@@ -256,6 +256,11 @@ def seconds(text: str) -> float:
     return number
 
 
+def moment(text: str) -> float:
+    """Type of ``--from``: also 0."""
+    return 0.0 if text == "0" else seconds(text)
+
+
 def seed(text: str) -> int:
     """Type of ``--seed``: what ``numpy.random.SeedSequence`` takes."""
     if not re.fullmatch(r"[0-9]{1,80}", text):

@@ -281,8 +281,15 @@ PROFILE = MagicParser(
 TIMELINE = MagicParser(
     "%parallel_timeline",
     "Show what each rank did when in the last cell: computing, waiting (and for which rank), moving data.\n"
-    "With --save: write it as Chrome trace events, which ui.perfetto.dev opens.",
-    "%parallel_timeline\n%parallel_timeline --save trace.json",
+    "With --save: write it as Chrome trace events, which ui.perfetto.dev opens.  With --from and --to: of\n"
+    "these seconds alone, with their sums.",
+    "%parallel_timeline\n%parallel_timeline --from 2 --to 4\n%parallel_timeline --save trace.json",
+)
+TIMELINE.add_argument(
+    "--from", dest="begin", type=arguments.moment, metavar="S", help="begin with this second of the cell"
+)
+TIMELINE.add_argument(
+    "--to", dest="end", type=arguments.seconds, metavar="S", help="end with this second of the cell"
 )
 TIMELINE.add_argument("--save", metavar="FILE", help="write the file instead; only a trace is overwritten")
 SCALING = MagicParser(

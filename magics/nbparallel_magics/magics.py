@@ -254,7 +254,8 @@ class ParallelMagics(Magics):
     @line_magic
     @documented_by(flags.TIMELINE)
     def parallel_timeline(self, line: str) -> None:
-        timeline.show(self.state, flags.TIMELINE.parse_line(line).save)
+        options = flags.TIMELINE.parse_line(line)
+        timeline.show(self.state, options.save, options.begin, options.end)
 
     @line_magic
     @documented_by(flags.SCALING)

@@ -63,6 +63,20 @@ def test_numbers_keep_the_colour_of_their_rank() -> None:
     ]  # fmt: skip
 
 
+def test_colours_of_names_that_one_cell_makes() -> None:
+    """Numbers have the colour of the rank that has them in the first name, and a line states that."""
+    one, other = palette.RANKS[:2]
+    values = [(array(1, 2), array(1, 11)), (array(11, 12), array(2, 99))]
+    reports = {rank: DrawnNames((None, None), pair, rank, rank) for rank, pair in enumerate(values)}
+    picture = DrawnValues(("x", "y"), reports, number=3)
+    looks = [("1", one), ("2", one), ("11", other), ("12", other)]
+    assert boxes(picture)[:8] == [*looks, ("1", one), ("11", other), ("2", one), ("99", "outlined")]
+    said = "made in this cell: a number is in the colour of the rank that has it in x"
+    assert said in repr(DrawnView(picture)).splitlines()[-1]
+    assert said in svg(picture)
+    assert said not in svg(ALL_TO_ALL)
+
+
 def test_new_numbers_are_outlined() -> None:
     """Also where they equal a number that was there: then they are that one.  Several ranks': a tint."""
     looks = boxes(ALL_REDUCE)

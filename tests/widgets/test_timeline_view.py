@@ -20,7 +20,7 @@ from nbparallel.session.monitoring.timeline import (
 from nbparallel.session.results import RankTimes
 from nbparallel.wire.units import seconds_text
 from nbparallel_widgets import timeline_text
-from nbparallel_widgets.strip import COLOURS
+from nbparallel_widgets.strip import COLOURS, HEIGHTS
 from nbparallel_widgets.timeline_view import TimelineView
 
 
@@ -191,3 +191,31 @@ def test_seconds() -> None:
     """Spans of time have one unit and three digits."""
     found = [seconds_text(s) for s in (1.2345, 0.0123, 4.5e-6, 0.0, 71.0, 1234.5, 2e-7, 0.9996)]
     assert found == ["1.23 s", "12.3 ms", "4.5 µs", "0 s", "71 s", "1234 s", "0.2 µs", "1000 ms"]
+
+
+def test_a_part_is_summed() -> None:
+    """Spans are cut at its ends, sums are theirs, and the axis goes on counting from the cell's beginning."""
+    part = WIDE.part(8.0, 20.0)
+    assert (part.begin, part.seconds) == (8.0, 1.0)
+    assert [row.total(WAITING) for row in part.rows] == [1.0] * 11 + [0.0]
+    assert part.rows[11].total(COMPUTING) == 1.0
+    assert "they waited" not in timeline_text.verdict(part)
+    assert timeline_text.verdict(part).endswith("11 ranks waited 1.00 s, 11 s in all")
+    text = repr(TimelineView(part))
+    assert "In[8] on ranks 0-11: 8 s to 9 s" in text
+    assert re.search(r"\n +8 +8\.2 +8\.4 +8\.6 +8\.8 +9 s", text)
+    page = TimelineView(part)._repr_html_()
+    assert re.findall(r'left:([\d.]+)%">([\d.]+)', page)[:2] == [("0.00", "8"), ("20.00", "8.2")]
+    assert TimelineView(WIDE.part(0.0, 9.0))._repr_html_() == TimelineView(WIDE)._repr_html_()
+
+
+def test_every_kind_is_in_the_legend_and_differs_without_colour() -> None:
+    """Both forms explain each kind that they show; a kind has its own letter, height and colour."""
+    for found, kinds in ((SMALL, set(COLOURS)), (WIDE, {COMPUTING, WAITING, MOVING})):
+        legend = timeline_text.legend(found)
+        page = TimelineView(found)._repr_html_()
+        for kind in COLOURS:
+            assert (f" {kind}" in legend) == (kind in kinds) == (f"</svg>{kind}</span>" in page)
+    for looks in (timeline_text.LETTERS, HEIGHTS, COLOURS):
+        assert len({looks[kind] for kind in COLOURS}) == len(COLOURS)
+    assert all(abs(HEIGHTS[a] - HEIGHTS[b]) >= 2 for a in HEIGHTS for b in HEIGHTS if a != b)

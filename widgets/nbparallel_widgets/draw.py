@@ -285,7 +285,7 @@ def _legend(
         yield _sample(NEW, "new")
     if any(row.rank < 0 for rows in groups for row in rows):
         yield _words("shared: one array; parts as dist.shard divides it", SMALL)
-    if text := draw_text.foot(drawn):
+    for text in draw_text.foot(drawn).splitlines():
         yield _words(text, SMALL)
 
 

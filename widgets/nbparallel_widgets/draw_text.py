@@ -56,7 +56,8 @@ class NumberOrigins:
         looks: dict[tuple[int, int, int], ShownValue] = {}
         for rank, report in sorted(drawn.ranks.items(), key=lambda item: item[1].before_ns):
             # a cell moves numbers from one name to another; now each name is by itself
-            for value in report.after[index : index + 1] if self._is_now else report.before:
+            sources = report.after[index : index + 1] if self._is_now else report.before
+            for value in report.after[:1] if made_here(drawn) else sources:
                 if value is None:
                     continue
                 if value.segment:  # to later looks at this memory, other ranks may have written already
@@ -81,6 +82,12 @@ def _key(number: Number) -> tuple[bool, Number]:
 def is_now(drawn: DrawnValues) -> bool:
     """Whether values of now are drawn, not those of a cell before and after it."""
     return not any(report.before for report in drawn.ranks.values())
+
+
+def made_here(drawn: DrawnValues) -> bool:
+    """Whether the cell made all of several names: then numbers come from the first one, as it left it."""
+    values = [value for report in drawn.ranks.values() for value in report.before]
+    return len(drawn.names) > 1 and not is_now(drawn) and not any(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +162,15 @@ def table(drawn: DrawnValues) -> Table:
             after = value_text(row.after, row.left_out[1])
             found.append((name, who, before, after, sources(row, origins, now)))
     head = ("name", "where", "before", "now" if now else "after", "only on" if now else "numbers from")
-    return Table(title(drawn), head, found, foot(drawn)).without_empty_columns()
+    return Table(title(drawn), head, found, foot(drawn), widest=1000).without_empty_columns()
 
 
 def foot(drawn: DrawnValues) -> str:
     """Return what has to be said about where numbers come from."""
     complete = all(NumberOrigins(drawn, index).complete for index in range(len(drawn.names)))
-    return "" if complete else f"of a long array the first {MOST_NUMBERS:,} numbers were compared"
+    cut = f"of a long array the first {MOST_NUMBERS:,} numbers were compared"
+    first = f"made in this cell: a number is in the colour of the rank that has it in {drawn.names[0]}"
+    return "\n".join([cut] * (not complete) + [first] * made_here(drawn))
 
 
 def sources(row: DrawnRow, origins: NumberOrigins, now: bool) -> str:

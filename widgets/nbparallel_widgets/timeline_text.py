@@ -38,6 +38,13 @@ def ticks(seconds: float, most: int) -> tuple[list[tuple[float, str]], str]:
     return [(round(i * step * size, 12), f"{round(i * step, 9):g}") for i in range(count + 1)], unit
 
 
+def axis(timeline: Timeline) -> tuple[list[tuple[float, str]], str]:
+    """Return the ticks of a timeline, whose labels count from the cell's beginning; and their unit."""
+    whole = timeline.begin + timeline.seconds
+    places, unit = ticks(whole, int(_TICKS * whole / (timeline.seconds or 1.0)) or _TICKS)
+    return [(place - timeline.begin, label) for place, label in places if place >= timeline.begin], unit
+
+
 def fixed_text(seconds: float, whole: float) -> str:
     """Return a time in the unit and with the decimals that all times of a table have, which go up to `whole`.
 
@@ -84,7 +91,7 @@ def text(timeline: Timeline) -> str:
         title(timeline),
         legend(timeline),
         *bars,
-        f"{_axis(timeline.seconds, label + 2)} (at the right: waited)",
+        f"{_axis(timeline, label + 2)} (at the right: waited)",
         efficiency(timeline),
         *foot(timeline),
         waits.text() if (waits := waits_grid(timeline)).rows else "",
@@ -185,7 +192,8 @@ def title(timeline: Timeline) -> str:
 
     ranks = rank_list([row.rank for row in timeline.rows])
     what = f"In[{timeline.number}]" if timeline.number else "the last call"
-    return f"{what} on {ranks}: {seconds_text(timeline.seconds)}"
+    begin, end = (seconds_text(time) for time in (timeline.begin, timeline.begin + timeline.seconds))
+    return f"{what} on {ranks}: {f'{begin} to ' * bool(timeline.begin)}{end}"
 
 
 def legend(timeline: Timeline) -> str:
@@ -249,11 +257,11 @@ def foot(timeline: Timeline) -> list[str]:
     return lines
 
 
-def _axis(seconds: float, indent: int) -> str:
+def _axis(timeline: Timeline, indent: int) -> str:
     line = ""
-    places, unit = ticks(seconds, _TICKS)
+    places, unit = axis(timeline)
     for place, label in places:
-        column = round(place / seconds * WIDTH) if seconds else 0
+        column = round(place / timeline.seconds * WIDTH) if timeline.seconds else 0
         if column >= len(line):
             line = line.ljust(column) + label + " "
     return f"{' ' * indent}{line}{unit}"

@@ -15,13 +15,12 @@ from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets import timeline_text
 from nbparallel_widgets.panel_sheet import STYLE
 from nbparallel_widgets.strip import COLOURS, HEIGHT, HEIGHTS, KINDS, WIDTH, areas, strip, swatch
-from nbparallel_widgets.timeline_text import fixed_text, ticks
+from nbparallel_widgets.timeline_text import fixed_text
 
 SHOWN = 8
 """Rows above the fold: the first, and those that waited longest."""
 COLUMN = 3.0
 """Thousandths of the width: what is narrower is drawn together with its neighbours."""
-_TICKS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class TimelineView:
 
     def _repr_html_(self) -> str:
         timeline = self.timeline
-        places, unit = ticks(timeline.seconds, _TICKS)
+        places, unit = timeline_text.axis(timeline)
         end = timeline.seconds or 1.0
         marked = timeline_text.held_up_by(timeline)
         rows = timeline_text.ordered(timeline)

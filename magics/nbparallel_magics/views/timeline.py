@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
+from nbparallel.wire.units import seconds_text
 from nbparallel_magics import flags
 from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.state import ExtensionState
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from nbparallel.session.monitoring.timeline import Timeline
 
 
-def show(state: ExtensionState, save: str | None) -> None:
-    """Show the timeline of the last cell, or write it to a file; UsageError if there is none."""
+def show(state: ExtensionState, save: str | None, begin: float | None, end: float | None) -> None:
+    """Show the timeline of the last cell or of a part of it, or write it; UsageError if there is none."""
     if state.background is not None and not state.background.done():
         flags.TIMELINE.error(
             "the --async cell still runs: wait for it with %parallel_result, then its timeline is there"
@@ -27,6 +28,14 @@ def show(state: ExtensionState, save: str | None) -> None:
         timeline = None if session is None else session.timeline()
     if timeline is None:
         flags.TIMELINE.error("no cell has run on these ranks yet: run a %%parallel cell first")
+    if begin is not None or end:
+        if save:
+            flags.TIMELINE.error("--save writes the whole cell, without --from and --to")
+        first, last = begin or 0.0, min(end or timeline.seconds, timeline.seconds)
+        if first >= last:
+            whole = f"the cell took {seconds_text(timeline.seconds)}"
+            flags.TIMELINE.error(f"there is nothing from {first:g} to {last:.3g} s: {whole}")
+        timeline = timeline.part(first, last)
     if save is None:
         from nbparallel_widgets.timeline_view import TimelineView
 

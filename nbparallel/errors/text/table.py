@@ -23,8 +23,6 @@ _LONGEST_NUMBER = 16
 """Characters of a number with its unit, or of a segment's id."""
 _SHORTEST_SENTENCE = 28
 """Characters."""
-_WIDEST = 76
-"""Characters of a line in a cell of text."""
 _NUMBER = re.compile(r"[-·]|[-<]?\d[\d,.]*(e[-+]\d+)?( ?(%|s|ms|µs|B|[KMGTPE]iB))?")
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LETTERS = 10
@@ -79,6 +77,8 @@ class Table(TableView):
     """What the rows after the first ones are, which are folded; empty: none is."""
     shown: int = SHOWN
     """Rows above the fold."""
+    widest: int = 76
+    """Characters of a line in a cell of text: a longer one is wrapped."""
     failed: bool = False
     """Whether the title is about a failure: it is red."""
 
@@ -107,7 +107,7 @@ class Table(TableView):
     def text(self) -> str:
         """Return the table in columns of text; of a fold only what is in it."""
         shown, numbers = self.rows[: self.shown] if self.more else self.rows, self.numbers()
-        lines = [self.head, *(line for row in shown for line in _lines(row))] if shown else []
+        lines = [self.head, *(line for row in shown for line in self._lines(row))] if shown else []
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))] if lines else []
         body = [
             "  ".join(
@@ -119,6 +119,14 @@ class Table(TableView):
         more = f"… {self.more}: with --all" * (len(self.rows) > len(shown))
         parts = (self.title, *body, more * bool(body), self.note, self.foot, more * (not body))
         return "\n".join(visible(part).rstrip() for part in parts if part)
+
+    def _lines(self, row: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Yield the lines of text of a row; cells may have several, and long ones are wrapped."""
+        cells = ([part for line in visible(cell).split("\n") for part in self._wrapped(line)] for cell in row)
+        yield from zip_longest(*cells, fillvalue="")
+
+    def _wrapped(self, line: str) -> list[str]:
+        return textwrap.wrap(line, self.widest, break_long_words=False) if len(line) > self.widest else [line]
 
     def html(self) -> str:
         """Return a table whose text has the colour of the page; a wide one scrolls.
@@ -161,16 +169,6 @@ class Table(TableView):
             f'<table class="dataframe" style="{_PLAIN};margin:2px 0"><thead><tr style="{_PLAIN}">{head}</tr>'
             f"</thead><tbody>{body}</tbody></table></div>"
         )
-
-
-def _lines(row: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of text of a row; cells may have several, and long ones are wrapped."""
-    cells = ([part for line in visible(cell).split("\n") for part in _wrapped(line)] for cell in row)
-    yield from zip_longest(*cells, fillvalue="")
-
-
-def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, _WIDEST, break_long_words=False) if len(line) > _WIDEST else [line]
 
 
 def _cell(text: str) -> str:

@@ -297,7 +297,7 @@ class Examination(TableView, tuple[Finding, ...]):
         foot = f"{len(self) - bad} checks passed: {' · '.join(passed)}" * bool(passed)
         note = next((f.brief for f in self if f.subject == VERSIONS), "")
         failed = bool(counts[Severity.PROBLEM])
-        return Table(title, head, rows, foot, note, "each check", bad, failed).without_empty_columns()
+        return Table(title, head, rows, foot, note, "each check", bad, failed=failed).without_empty_columns()
 
 
 def examine(

@@ -127,6 +127,28 @@ class Timeline:
     """Bytes of large arrays of their own that all ranks have passed to reductions."""
     copied: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Bytes of large objects that were copied for the cell, by name, and for how many cells in a row."""
+    begin: float = 0.0
+    """Seconds of the cell before this part of it, from which the times here count."""
+
+    def part(self, begin: float, end: float) -> Timeline:
+        """Return what happened from `begin` to `end`: its sums are those of the spans, which are cut.
+
+        Operations that were only counted are computing there.
+        """
+        end = min(end, self.seconds)
+        rows = tuple(
+            replace(
+                row,
+                spans=tuple(
+                    replace(span, begin=max(span.begin, begin) - begin, end=min(span.end, end) - begin)
+                    for span in row.spans
+                    if span.end > begin and span.begin < end
+                ),
+                times=None,
+            )
+            for row in self.rows
+        )
+        return replace(self, seconds=end - begin, rows=rows, begin=begin)
 
     def text_of(self, line: int) -> str:
         """Return a line of the cell, or an empty string."""

@@ -48,9 +48,21 @@ def test_mistakes_are_said_in_a_line(notebook: Any, tmp_path: Path) -> None:
     assert f"{missing} cannot be written: No such file or directory" in error_of(
         notebook, f"%parallel_timeline --save {missing}"
     )
+    for flags in ("--from 0.5", "--from 0.4 --to 0.4"):
+        assert "s: the cell took 500 ms" in error_of(notebook, f"%parallel_timeline {flags}")
+    assert "--save writes the whole cell" in error_of(notebook, "%parallel_timeline --to 1 --save x.json")
     state = state_of(notebook.shell)
     state.background = SimpleNamespace(done=lambda: False)
     assert "still runs: wait for it with %parallel_result" in error_of(notebook, "%parallel_timeline")
+
+
+def test_a_part_is_shown(notebook: Any) -> None:
+    """`--from` and `--to` show what happened between them, and its sums."""
+    notebook.run("%%parallel -n 2\nx")
+    notebook.sessions.timeline = lambda self: FOUND
+    for flags, words in (("--from 0.1 --to 0.3", ": 100 ms to 300 ms"), ("--from 0 --to 0.2", ": 200 ms")):
+        (shown,) = notebook.run(f"%parallel_timeline {flags}").outputs
+        assert f"In[1] on rank 0{words}" in shown.data["text/plain"]
 
 
 def test_a_trace_is_written_again(notebook: Any, tmp_path: Path) -> None:
