@@ -82,10 +82,8 @@ class SessionViews:
         from nbparallel.session.monitoring import statistics
 
         names = self._names.namespace if namespace is None else namespace
-        pool = self._ranks.running
-        return statistics.take_statistics(
-            self._ranks.start_method, pool, names, self.activity(), self._names.copies
-        )
+        how, pool, copies = self._ranks.start_method, self._ranks.running, self._names.copies
+        return statistics.take_statistics(how, pool, names, self.activity(), copies)
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         """Return the names of the notebook and of the ranks."""
