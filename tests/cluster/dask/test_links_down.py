@@ -17,7 +17,8 @@ from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.conftest import MISSING
 from tests.cluster.dask.cluster_faults import EXCHANGE, all_below
-from tests.cluster.dask.host_networks import KERNEL, NetworkedDask, missing_reason
+from tests.cluster.dask.host_networks import KERNEL, NetworkedDask
+from tests.cluster.machines.machines import missing_reason
 from tests.harness.turns import Promised
 
 pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.time_limit(300)]
