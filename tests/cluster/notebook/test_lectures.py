@@ -1,7 +1,7 @@
 """Lectures on two hosts of a real cluster: unchanged, behind a first cell that names the cluster.
 
-What cannot run there is what writes an array of the notebook's machine.  Each such cell says so, and the others
-do not notice.
+What cannot run there is what writes an array of the notebook's machine.  Each such cell says so, and the
+others do not notice.
 """
 
 from __future__ import annotations
