@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
@@ -39,11 +40,17 @@ def fresh() -> Iterator[DaskProcesses]:
         yield processes
 
 
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[SlurmNodes]:
-    """Return a Slurm cluster of the nodes n1 and n2."""
-    pytest.importorskip("dask_jobqueue", reason="dask-jobqueue is not installed: `make dask` puts it there")
+@pytest.fixture(scope="session")
+def needs_slurm() -> None:
+    """Skip where Slurm cannot run."""
+    if find_spec("dask_jobqueue") is None:  # an import would have Ctrl-C raise SystemExit in this process
+        pytest.skip("dask-jobqueue is not installed: `make dask` puts it there")
     if (reason := missing_reason(*PROGRAMS)) is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def slurm(needs_slurm: None) -> Iterator[SlurmNodes]:
+    """Return a Slurm cluster of the nodes n1 and n2."""
     with SlurmNodes() as nodes:
         yield nodes

@@ -140,7 +140,7 @@ def test_the_notebook_is_killed(notebook: SlurmNotebook, slurm: SlurmNodes, prom
         )
 
 
-def test_a_node_loses_its_power(promised: Promised) -> None:
+def test_a_node_loses_its_power(needs_slurm: None, promised: Promised) -> None:
     """Its host is lost, the other keeps its variables."""
     with SlurmNodes() as nodes, SlurmNotebook(nodes) as notebook:
         notebook.connect()
@@ -199,7 +199,7 @@ def test_two_users_on_one_node(notebook: SlurmNotebook, slurm: SlurmNodes, promi
 
 
 @pytest.mark.fault("F98")
-def test_a_job_has_no_more_memory_than_it_asked_for() -> None:
+def test_a_job_has_no_more_memory_than_it_asked_for(needs_slurm: None) -> None:
     """The rank that takes more is killed; the error names it, and the other ranks keep their variables."""
     if not os.path.isdir(MEMORY_CGROUPS):
         pytest.skip("Slurm 22.05 limits memory by cgroup v1, which is not here")
