@@ -64,12 +64,12 @@ def test_each_line_has_its_time_on_each_rank(two_ranks: Session) -> None:
 def test_lines_of_loops_and_functions(two_ranks: Session) -> None:
     """Of functions of other cells too; a line that is hot and short does not take its neighbour's time."""
     define = (
-        "def work(n):\n    x = 0\n    for i in range(n):\n        x += 1\n        y = sum(range(400))\n"
+        "def work(n):\n    x = 0\n    for i in range(n):\n        x += 1\n        y = sum(range(4000))\n"
         "    return x"
     )
     two_ranks.run(define, execution_count=7)
     cell = (
-        "import time\nfor step in range(3):\n    work(20_000)\n    time.sleep(0.05)\n"
+        "import time\nfor step in range(3):\n    work(3_000)\n    time.sleep(0.05)\n"
         "z = sorted(range(1000), key=lambda i: time.sleep(0.0001) or -i)"
     )
     profile = profile_of(two_ranks, cell)

@@ -41,7 +41,7 @@ _TOOLS = (4, 3, 2)
 """Ids in `sys.monitoring`; the last one is what `cProfile` needs."""
 _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_OWN = "<nbparallel>"
+_OWN, _LONG_NS = "<nbparallel>", 10**12
 _cost_ns = 0
 """What an event takes outside of its callback; measured once in a process."""
 
@@ -92,7 +92,7 @@ class LineClock(LineTimer):
         self._begin()
 
     def _begin(self) -> None:
-        self._spots: dict[int, dict[int, list[Any]]] = {}
+        self._spots: dict[int, dict[int, list[Any]]] = {id(None): {}}
         """Of each code object, by identity, as comparing them is slow: when it last fired, whether hot."""
         self._codes: dict[int, CodeType] = {}
         self._places: dict[tuple[str, int], LinePlace] = {}
@@ -132,7 +132,7 @@ class LineClock(LineTimer):
         """End, and release what it takes of `sys.monitoring`."""
         monitoring, tool = self._monitoring, self._tool
         monitoring.set_events(tool, 0)
-        self._turn(clock(), None, [0, False], self._elsewhere)
+        self._turn(clock(), None, 0, self._elsewhere)
         self._stop.set()
         self._opener.join()
         for code in self._codes.values():
@@ -152,13 +152,16 @@ class LineClock(LineTimer):
 
     def _calibrated(self) -> int:
         """Return what an event costs outside of its callback: the time of lines that do nothing."""
-        code, runs = compile("x = 0\n" * 20, _OWN, "exec"), 40
-        self._began = 0  # no event is too much
+        code, costs = compile("x = 0\n" * 20, _OWN, "exec"), []
         self._adopt(code)
-        for _ in range(runs):
+        for _ in range(60):
+            self._used = -_LONG_NS  # no event is too much
+            for place in self._places.values():
+                place.times[0] = 0
             exec(code, {})
+            costs.append(sum(place.times[0] for place in self._places.values() if place.line > 1) // 19)
         self._monitoring.set_local_events(self._tool, code, 0)
-        return sorted(place.times[0] for place in self._places.values())[len(self._places) // 2] // runs
+        return sorted(costs)[30]
 
     def _open(self) -> None:
         """Enable what was disabled, again and again."""
@@ -203,32 +206,23 @@ class LineClock(LineTimer):
         return self._monitoring.DISABLE
 
     def _line(self, code: CodeType, line: int) -> Any:
-        return self._event(clock(), code, line, self._place(code.co_filename, line))
+        return self._turn(clock(), code, line, self._place(code.co_filename, line))
 
     def _return(self, code: CodeType, offset: int, _value: object) -> Any:
         now = clock()
         away = self._current if code.co_flags & _ASYNC else self._elsewhere  # what awaits: its line goes on
-        return self._event(now, code, ~offset, self._place_of(sys._getframe(1).f_back) or away)
+        return self._turn(now, code, ~offset, self._place_of(sys._getframe(1).f_back) or away)
 
     def _resumed(self, code: CodeType, offset: int) -> Any:
         now = clock()
         if not self._adopt(code):
             return self._monitoring.DISABLE
-        return self._event(now, code, ~offset, self._place_of(sys._getframe(1)) or self._elsewhere)
+        return self._turn(now, code, ~offset, self._place_of(sys._getframe(1)) or self._elsewhere)
 
-    def _unwound(self, code: CodeType, _offset: int, _error: BaseException) -> None:
+    def _unwound(self, code: CodeType, offset: int, _error: BaseException) -> None:
         now = clock()
-        if id(code) in self._codes and threading.get_ident() == self._thread:
-            self._turn(now, None, [0, False], self._place_of(sys._getframe(1).f_back) or self._elsewhere)
-
-    def _event(self, now: int, code: CodeType, key: int, place: LinePlace) -> Any:
-        spots = self._spots.get(id(code))
-        if spots is None or threading.get_ident() != self._thread:
-            return None
-        spot = spots.get(key)
-        if spot is None:
-            spot = spots[key] = [0, False]
-        return self._turn(now, code, spot, place)
+        if id(code) in self._codes:  # this event cannot be disabled
+            self._turn(now, code, ~offset, self._place_of(sys._getframe(1).f_back) or self._elsewhere)
 
     def _place_of(self, frame: FrameType | None) -> LinePlace | None:
         """Return the innermost line of the user's."""
@@ -241,8 +235,14 @@ class LineClock(LineTimer):
             place = self._places[filename, line] = LinePlace(filename, line)
         return place
 
-    def _turn(self, now: int, code: CodeType | None, spot: list[Any], place: LinePlace) -> Any:
+    def _turn(self, now: int, code: CodeType | None, key: int, place: LinePlace) -> Any:
         """End the time of the last event, and begin that of a place; return what the callback returns."""
+        spots = self._spots.get(id(code))
+        if spots is None or threading.get_ident() != self._thread:
+            return None
+        spot = spots.get(key)
+        if spot is None:
+            spot = spots[key] = [0, False]
         anchor, current = self._anchor, self._current
         elapsed = max(0, now - self._last - _cost_ns)
         times = [elapsed, *self._since(now)[1:]] if elapsed > SHORT_NS else [elapsed, 0, 0]

@@ -1,0 +1,79 @@
+"""What ``profile=True`` costs a cell, and how far each line is from the truth.
+
+``python -m benchmarks.startup.profiled_cell [RUNS]`` runs a cell of pure Python and one of numpy on one rank,
+in turns without and with a profile.  It prints the overhead in processor time, of the best runs, and the
+share of each line beside that of timers in the code (in runs of their own; heads of loops are left out).
+Goals: at most 5 per cent, and 3 points.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+
+from nbparallel.session import Session
+
+CELLS = {
+    "pure Python": """words = []
+for i in range(100_000):
+    text = str(i) * 3
+    number = sum(map(ord, text))
+    words.append(text[::-1])
+    table = {letter: 0 for letter in text}
+total = sorted(words)
+squares = sum(i * i for i in range(1_000_000))""",
+    "numpy": """a = np.random.default_rng(0).random(3_000_000)
+b = np.sort(a)
+for step in range(20):
+    c = a * 2 + b
+    d = np.sqrt(c).sum()
+    e = m @ m
+f = np.cumsum(b)""",
+}
+SETUP = """import numpy as np
+from time import perf_counter_ns as _now
+_cost = sorted(-(_now() - _now()) for _ in range(1000))[500]
+m = np.random.default_rng(1).random((500, 500))"""
+
+
+def timed(cell: str) -> str:
+    """Return a cell with timers around its lines; its value has their shares."""
+    lines = [
+        re.sub(r"^( *)([^ ].*[^:])$", rf"\1_a = _now(); \2; _times[{number}] += _now() - _a - _cost", line)
+        for number, line in enumerate(cell.split("\n"), start=1)
+    ]
+    return "\n".join(["_times = dict.fromkeys(range(99), 0)", *lines, "_times"])
+
+
+def compare(session: Session, name: str, cell: str, runs: int) -> None:
+    """Print one cell's overhead and errors."""
+    plain, profiled = [], []
+    truth: Counter[int] = Counter()
+    found: Counter[int] = Counter()
+    for _ in range(runs):
+        plain.append(session.run(cell, ranks=[0])[0].cpu_seconds)
+        result = session.run(cell, ranks=[0], profile=True)
+        profiled.append(result[0].cpu_seconds)
+        truth.update(session.run(timed(cell), ranks=[0]).values[0])
+        assert result.profile is not None
+        found.update({line.line: round(1e9 * line.mean.seconds) for line in result.profile.lines})
+    found = Counter({line: found[line] for line in truth if truth[line]})
+    overhead = min(profiled) / min(plain) - 1
+    sys.stdout.write(f"{name}: {min(plain):.2f} s, overhead {overhead:.1%}\n   true  profile  error\n")
+    for line, ns in found.items():
+        true, seen = truth[line] / truth.total(), ns / found.total()
+        code = cell.split("\n")[line - 1]
+        sys.stdout.write(f" {true:6.1%}   {seen:6.1%} {100 * (seen - true):+6.1f}  {code}\n")
+
+
+def main(runs: int = 7) -> None:
+    """Measure both cells."""
+    with Session(2) as session:  # BLAS has one thread for each CPU of a rank
+        session.run(SETUP, ranks=[0])
+        for name, cell in CELLS.items():
+            compare(session, name, cell, runs)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
