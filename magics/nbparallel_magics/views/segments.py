@@ -70,7 +70,7 @@ def segments_table(seen: SessionStatistics, names: SessionNames, *, internals: b
     rest = [record for _, records in found[FOLD:] for record in records]
     return Table(
         f"shared memory: {total(seen)}",
-        ("array", "host", unit, "", "used by", "may write", "strategy", "made by", "phase", "segment"),
+        ("array", "host", unit, "size", "used by", "may write", "strategy", "made by", "phase", "segment"),
         rows,
         "\n".join(_foot(seen, no_name=NO_NAME if any(row[0].startswith(NO_NAME) for row in rows) else "")),
         " · ".join(notes),

@@ -41,7 +41,7 @@ def test_segments_before_and_with_ranks(kernel: Kernel) -> None:
     lines = [re.split(r"\s{2,}", line) for line in text.splitlines()]
     assert lines[:4] == [
         ["shared memory: 3.0 MiB in 2 segments"],
-        ["array", "MiB", "used by", "may write", "made by"],
+        ["array", "MiB", "size", "used by", "may write", "made by"],
         ["mine", "2.0", "█" * 10, "rank 1", "all", "itself"],
         ["view, x, part (rank 1)", "1.0", "█" * 5, "notebook, ranks 0-1", "notebook", "notebook"],
     ]
