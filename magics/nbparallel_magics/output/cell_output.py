@@ -6,6 +6,7 @@ that is over before the first time is simply shown once, in its final form.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -35,6 +36,8 @@ from nbparallel_magics.output.layout import (
 from nbparallel_magics.output.overflow import LogFolder, OverflowLog
 from nbparallel_magics.output.publisher import Publisher
 
+_INVISIBLE = re.compile(r"<(style|script)\b.*?</\1>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
+"""HTML that shows nothing."""
 _NOTE = "note"
 """In the place of a stream: a line of our own."""
 
@@ -76,7 +79,8 @@ class BlockWriter:
             elif piece.item.data.keys() == {"text/plain"} and piece.item.is_value:
                 self._add(buffered, "stdout", self._value(piece, str(piece.item.data["text/plain"])))
             else:
-                self._add(buffered, "stdout", f"{self._ended('stdout')}{piece.label}\n")
+                if _INVISIBLE.sub("", str(piece.item.data.get("text/html", "?"))).strip():
+                    self._add(buffered, "stdout", f"{self._ended('stdout')}{piece.label}\n")
                 self._flush(buffered)
                 self._show_rich(piece, piece.item)
         self._flush(buffered)

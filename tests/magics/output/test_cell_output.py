@@ -252,6 +252,16 @@ def test_clear_output_of_a_rank(page: Page) -> None:
     assert page.text == ""
 
 
+def test_no_label_stands_over_what_shows_nothing(page: Page) -> None:
+    """A display of a style sheet, or of empty HTML, is published without a label; a picture has one."""
+    out = CellOutput(page)
+    for rank, html in enumerate(("", "<style>\nb{}</style><!-- x -->", "<b>x</b>")):
+        out.display(rank, {"text/plain": "<HTML object>", "text/html": html}, {}, {}, False)
+    out.display(3, {"text/plain": "<Figure>", "image/png": "abc"}, {}, {}, False)
+    out.finish()
+    assert page.text == "<display>\n<display>\n[rank 2]\n<display>\n[rank 3]\n<display>\n"
+
+
 def test_notes_stand_where_they_came(page: Page) -> None:
     """A note before any output stands above it, a later one below."""
     out = CellOutput(page)
