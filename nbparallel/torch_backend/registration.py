@@ -171,7 +171,8 @@ def _register() -> None:
         return
     backend.register_backend(NAME, _make_group, extended_api=True, devices=["cpu"])
     # torch 2.15 attaches its flight recorder to what does not record by itself; groups of Python refuse it
-    getattr(torch_distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
+    recording: set[str] = getattr(torch_distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+    recording.add(NAME)
     replace_everywhere(torch_distributed)
     ours = sys.modules.get("nbparallel.distributed")
     if ours is not None and ours.is_session_rank():

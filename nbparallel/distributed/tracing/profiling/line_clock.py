@@ -87,7 +87,7 @@ class LineClock(LineTimer):
     def __init__(self, cell: ObservedCell) -> None:
         super().__init__(cell)
         self._monitoring: Any = vars(sys)["monitoring"]
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self._users[_OWN] = True
         self._begin()
 
@@ -133,7 +133,7 @@ class LineClock(LineTimer):
         monitoring, tool = self._monitoring, self._tool
         monitoring.set_events(tool, 0)
         self._turn(clock(), None, 0, self._elsewhere)
-        self._stop.set()
+        self._ended.set()
         self._opener.join()
         for code in self._codes.values():
             monitoring.set_local_events(tool, code, 0)
@@ -165,7 +165,7 @@ class LineClock(LineTimer):
 
     def _open(self) -> None:
         """Enable what was disabled, again and again."""
-        while not self._stop.wait(PERIOD):
+        while not self._ended.wait(PERIOD):
             if self._dim:
                 begin = clock()
                 self._look(begin)
