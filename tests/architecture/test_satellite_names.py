@@ -29,6 +29,8 @@ NAMED: dict[str, dict[str, str]] = {
         f"{_S}.session": "`profile=` of `Session.run`",
         f"{_S}.tasks.cell": "the same among a cell's options",
         f"{_S}.results": "`profile` of a cell's result",
+        f"{_S}.ordered_map": "`profile=` of `map`",
+        f"{_S}.tasks.item_map": "the same",
         f"{_M}.flags": "`%parallel_profile`",
         f"{_M}.magics": "the same",
         f"{_M}.state": "what `--profile` shows",

@@ -125,6 +125,18 @@ def test_tools_that_hold_the_monitoring(two_ranks: Session) -> None:
     assert times(profile_of(two_ranks, cell), 3)[0].computing >= 0.1
 
 
+def test_a_handler_of_the_users_stays(two_ranks: Session) -> None:
+    """Whether it was set before the cell or in it; the profile says if it could not see lines."""
+    handle = "import signal\ndef handler(*_): pass\nsignal.signal(signal.SIGPROF, handler)"
+    look = "signal.getsignal(signal.SIGPROF) is handler, signal.getitimer(signal.ITIMER_PROF)"
+    profile_of(two_ranks, handle)
+    assert two_ranks.run(look).values == [(True, (0.0, 0.0))] * 2
+    profile = profile_of(two_ranks, "x = 1")
+    assert MEASURES or "SIGPROF has a handler already" in profile.remarks[0]
+    assert two_ranks.run(look).values == [(True, (0.0, 0.0))] * 2
+    two_ranks.run("signal.signal(signal.SIGPROF, signal.SIG_DFL)")
+
+
 def test_without_the_option_nothing_is_there() -> None:
     """No rank loads the profiler, and a cell has no profile."""
     look = "import sys\n[name for name in sys.modules if 'profiling' in name]"

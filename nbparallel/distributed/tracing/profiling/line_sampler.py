@@ -28,18 +28,22 @@ class LineSampler(LineTimer):
 
     def start(self) -> None:
         """Begin; RuntimeError if the user's code has a handler of the signal."""
-        if signal.getsignal(signal.SIGPROF) is not signal.SIG_DFL:
-            raise RuntimeError("SIGPROF has a handler already, and Python 3.11 needs it to profile")
         self._times: dict[tuple[str, int], Times] = {}
         self._place = "", 0
+        if signal.getsignal(signal.SIGPROF) is not signal.SIG_DFL:
+            raise RuntimeError("SIGPROF has a handler already, and Python 3.11 needs it to profile")
         self._communicator.observers.add(self, ("at_line", *self._communicator.traced))
-        signal.signal(signal.SIGPROF, lambda _, frame: self._turn(frame))
+        self._handler = lambda _, frame: self._turn(frame)
+        signal.signal(signal.SIGPROF, self._handler)
         signal.setitimer(signal.ITIMER_PROF, PERIOD, PERIOD)
+        self._period = signal.getitimer(signal.ITIMER_PROF)[1]  # as the system rounds it
 
     def stop(self) -> None:
-        """End; the timer is ours, whatever handler the user's code has set."""
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        """End; a handler or a timer that the user's code has set stays."""
+        if signal.getitimer(signal.ITIMER_PROF)[1] == self._period:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        if signal.getsignal(signal.SIGPROF) is self._handler:
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
         self._communicator.observers.remove(self)
         self._turn(None)
 
