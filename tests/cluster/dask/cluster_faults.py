@@ -23,10 +23,11 @@ from tests.cluster.dask_cluster import DaskProcesses
 FAULTS = [
     "kill rank", "kill node", "kill worker", "kill scheduler", "freeze worker", "freeze node", "close link",
 ]  # fmt: skip
-MOMENTS = ["start", "idle", "cell", "exchange", "array"]
+MOMENTS = ["start", "idle", "cell", "exchange", "message", "array"]
 PATIENCE = 90.0
-CELL = "import time; time.sleep(1.5)"
 EXCHANGE = "x = np.full(300_000, 1.0 * rank)\nwhile True: all_reduce(x, 'max')"
+MESSAGES = EXCHANGE.replace("all_reduce(x, 'max')", "x = sendrecv(x, (rank + 2) % 4, (rank + 2) % 4)")
+CELLS = {"cell": "import time; time.sleep(1.5)", "exchange": EXCHANGE, "message": MESSAGES}
 
 
 def below(pid: int, generations: int) -> list[int]:
@@ -124,11 +125,11 @@ def perform(
         "array": lambda: session.run("float(big.sum())", namespace=names),
         "idle": lambda: session.run("rank"),
     }
-    if moment in ("cell", "exchange"):
-        pending = session.submit(CELL if moment == "cell" else EXCHANGE, namespace=names)
+    if moment in CELLS:
+        pending = session.submit(CELLS[moment], namespace=names)
         time.sleep(0.5)
         calls[moment] = lambda: pending.result(PATIENCE)
-    if moment in ("idle", "cell", "exchange"):
+    if moment == "idle" or moment in CELLS:
         strike(cluster, fault)
     with striking_at(moment, cluster, fault), within or nullcontext():
         began = time.monotonic()

@@ -124,7 +124,8 @@ session.start()
 big = np.ones(40_000_000)
 print("ran", flush=True)
 cell = {"start": "pass", "idle": "pass", "cell": "import time; time.sleep(100)", "array": "float(big.sum())",
-        "exchange": "x = np.ones(300_000)\\nwhile True: all_reduce(x, 'max')"}[sys.argv[2]]
+        "exchange": "x = np.ones(300_000)\\nwhile True: all_reduce(x, 'max')",
+        "message": "x = np.ones(300_000)\\nwhile True: sendrecv(x, (rank + 2) % 4)"}[sys.argv[2]]
 session.run(cell, namespace={"np": np, "big": big})
 time.sleep(100)
 """
