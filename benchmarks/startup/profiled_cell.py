@@ -40,10 +40,10 @@ m = np.random.default_rng(1).random((500, 500))"""
 def timed(cell: str) -> str:
     """Return a cell with timers around its lines; its value has their shares."""
     lines = [
-        re.sub(r"^( *)([^ ].*[^:])$", rf"\1_a = _now(); \2; _times[{number}] += _now() - _a - _cost", line)
+        re.sub(r"^( *)([^ ].*[^:])$", rf"\1_a = _now(); \2; _took[{number}] += _now() - _a - _cost", line)
         for number, line in enumerate(cell.split("\n"), start=1)
     ]
-    return "\n".join(["_times = dict.fromkeys(range(99), 0)", *lines, "_times"])
+    return "\n".join(["_took = dict.fromkeys(range(99), 0)", *lines, "_took"])
 
 
 def compare(session: Session, name: str, cell: str, runs: int) -> None:
