@@ -287,3 +287,6 @@ def test_the_last_cells_output_again(notebook: Any) -> None:
         shown = notebook.run("%parallel 1").stdout
         assert f"[rank 1] {text}" in shown
         assert notebook.run("%parallel_output").stdout == notebook.run("%parallel_output").stdout == shown
+    notebook.play(lambda sink, call: None)
+    notebook.run("%parallel 1")
+    assert "the last cell has shown nothing" in notebook.run("%parallel_output").stdout

@@ -343,6 +343,8 @@ class CellOutput:
         with self._lock:
             again._arrivals = [*as_items([*self._record, *self._arrivals])]
             again._notes = list(self._notes)
+        if not (again._arrivals or again._notes):
+            again.note("the last cell has shown nothing; %parallel_tb shows the error of one that failed")
         again.finish()
 
     def drop_record(self) -> None:
