@@ -122,6 +122,19 @@ def test_all_waiting_is_accounted_for() -> None:
     assert [list(one[:5]) for one in rows] == [["82.5 s", "ranks 0-10", "rank 11", "all_reduce", "2"]]
 
 
+def test_what_is_only_counted_is_drawn_in_proportion() -> None:
+    """Between operations that are drawn stands as much waiting as their figures say, not computing."""
+    counted = replace(row(0, (WAITING, 1.0, "recv", 1), (COMPUTING, 11.0, "", -1)), omitted=1234)
+    waited = replace(counted, times=RankTimes(2 * 10**9, 9 * 10**9, 0, 11 * 10**9, 1235))
+    view = TimelineView(Timeline(0, 11.0, (waited,), ()))
+    assert "rank 0 |" + 60 * "·" in repr(view)
+    low, high = (f'<path d="M90.9 {floor}v-3h909.1V{floor}z" fill="{COLOURS[kind]}"/>'
+                 for floor, kind in ((14, WAITING), (11, COMPUTING)))  # fmt: skip
+    assert low + high in view._repr_html_()
+    exact = replace(counted, omitted=0)
+    assert "·····██████" in repr(TimelineView(Timeline(0, 11.0, (exact,), ())))
+
+
 def _strips(view: TimelineView) -> list[str]:
     return re.findall(r"<svg role=\"img\".*?</svg>", view._repr_html_(), re.DOTALL)
 

@@ -207,12 +207,14 @@ def bar(row: RankRow, seconds: float) -> str:
     if row.died:
         return row.died[:WIDTH].ljust(WIDTH)
     shares: list[dict[str, float]] = [{} for _ in range(WIDTH)]
-    part = seconds / WIDTH or 1.0
+    part, between = seconds / WIDTH or 1.0, row.between()
     for span in row.spans:
+        kinds = between if span.kind == COMPUTING else {span.kind: 1.0}
         first, last = int(span.begin / part), min(int(span.end / part), WIDTH - 1)
         for i in range(first, last + 1):
-            length = min(span.end, (i + 1) * part) - max(span.begin, i * part)
-            shares[i][span.kind] = shares[i].get(span.kind, 0.0) + max(0.0, length)
+            length = max(0.0, min(span.end, (i + 1) * part) - max(span.begin, i * part))
+            for kind, share in kinds.items():
+                shares[i][kind] = shares[i].get(kind, 0.0) + length * share
     return "".join(LETTERS[max(share, key=lambda kind: share[kind])] if share else " " for share in shares)
 
 

@@ -6,11 +6,11 @@ that the others waited for stands first, the others by how long they waited.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbparallel.errors.text.escaping import escape_html
-from nbparallel.session.monitoring.timeline import UNKNOWN, WAITING, RankRow, Span, Timeline
+from nbparallel.session.monitoring.timeline import COMPUTING, UNKNOWN, WAITING, RankRow, Span, Timeline
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets import timeline_text
 from nbparallel_widgets.panel_sheet import STYLE
@@ -100,11 +100,12 @@ def _row(row: RankRow, timeline: Timeline, marked: bool) -> str:
 
 def _pieces(row: RankRow, timeline: Timeline) -> Iterator[str]:
     """Draw the spans of a rank: those that can be seen by themselves with what they are, others together."""
-    scale = WIDTH / (timeline.seconds or 1.0)
+    scale, between = WIDTH / (timeline.seconds or 1.0), row.between()
     narrow: list[Span] = []
     for span in row.spans:
-        if span.seconds * scale >= COLUMN:
-            yield from _together(narrow, timeline)
+        mixed = span.kind == COMPUTING and len(between) > 1
+        if span.seconds * scale >= COLUMN and not mixed:
+            yield from _together(narrow, between, timeline)
             narrow = []
             h, about = HEIGHTS[span.kind], escape_html(_about_span(span))
             yield (
@@ -113,10 +114,10 @@ def _pieces(row: RankRow, timeline: Timeline) -> Iterator[str]:
             )
         else:
             narrow.append(span)
-    yield from _together(narrow, timeline)
+    yield from _together(narrow, between, timeline)
 
 
-def _together(spans: Sequence[Span], timeline: Timeline) -> Iterator[str]:
+def _together(spans: Sequence[Span], between: Mapping[str, float], timeline: Timeline) -> Iterator[str]:
     """Draw spans that are too narrow to be seen one by one: each kind as high as its share of the time."""
     if not spans:
         return
@@ -128,7 +129,8 @@ def _together(spans: Sequence[Span], timeline: Timeline) -> Iterator[str]:
         if not stretches or stretches[-1][1] - stretches[-1][0] >= least:
             stretches.append([span.begin, span.end, 0.0, 0.0, 0.0])
         stretches[-1][1] = span.end
-        stretches[-1][2 + KINDS.index(span.kind)] += span.seconds
+        for kind, share in (between if span.kind == COMPUTING else {span.kind: 1.0}).items():
+            stretches[-1][2 + KINDS.index(kind)] += span.seconds * share
     count = sum(bool(span.operation) for span in spans)
     about = f"{count:,} short pieces of operations, {seconds_text(spans[-1].end - spans[0].begin)}"
     yield f"<g><title>{about}</title>{''.join(areas(stretches, timeline.seconds or 1.0))}</g>"

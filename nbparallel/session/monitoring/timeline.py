@@ -88,6 +88,19 @@ class RankRow:
         of_kind = {COMPUTING: times.computing_ns, WAITING: times.waiting_ns, MOVING: times.moving_ns}
         return of_kind[kind] / 1e9
 
+    def between(self) -> dict[str, float]:
+        """Return the share of each kind in the time between the operations that were noted.
+
+        Others may have been only counted there: how long these waited and moved data in all is known.
+        """
+        seconds = dict.fromkeys((COMPUTING, WAITING, MOVING, UNKNOWN), 0.0)
+        for span in self.spans:
+            seconds[span.kind] += span.seconds
+        between, shares = seconds[COMPUTING], {}
+        if self.omitted and between:
+            shares = {k: max(0.0, self.total(k) - seconds[k]) / between for k in (WAITING, MOVING)}
+        return {COMPUTING: max(0.0, 1.0 - sum(shares.values())), **shares}
+
 
 @dataclass(frozen=True, slots=True)
 class OperationWait:
