@@ -35,11 +35,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nbparallel.cluster.host_messages import FailureNotice
 from nbparallel.cluster.host_place import LINK, HostPlace
 from nbparallel.cluster.rank_mail import POKE, fetched_word
 from nbparallel.distributed.runtime.waiting import Waiter
 from nbparallel.errors import ProtocolError, SegmentLostError, label_of_rank, rank_list
-from nbparallel.wire.control import ControlView, State, order_stores
+from nbparallel.wire.control import ControlView, FailureKind, order_stores
 from nbparallel.wire.control_layout import ARRIVE, LEFT, LINE, SLOT
 from nbparallel.wire.frames import DOOR_HEAD, MailKind
 from nbparallel.wire.system import roomy_pair, send_all
@@ -55,8 +56,6 @@ CHUNK = 1 << 20
 _MOST_QUESTION = 1 << 16
 _STATE_WORDS = 2 * LINE
 """Of a rank's slot, which come first in its row."""
-_STATE = 2
-"""Which of them is its state."""
 
 
 class HostMail:
@@ -101,9 +100,9 @@ class HostMail:
         self,
         control: ControlView,
         former: HostMail | None,
-        go_on: bool,
+        failure: Callable[[], FailureNotice | None],
         attach: Callable[[bytes], npt.NDArray[Any]],
-        failed: Callable[[int, str], None],
+        failed: Callable[[FailureNotice], None],
     ) -> None:
         """Carry the messages of ranks that have begun the task.
 
@@ -111,16 +110,16 @@ class HostMail:
         ----------
         former : HostMail, optional
             That of the last such task.
-        go_on : bool
-            Ranks go on when another one fails.
+        failure : callable
+            Returns what went wrong first on this host; None: nothing has.
         attach : callable
             ``attach(handle)`` returns the array of a packed handle.
         failed : callable
-            ``failed(rank, text)`` ends the task: what that rank of another host sends cannot arrive.
+            Called with what went wrong on another host: waits for its ranks end.
         """
         place = self._place
         self.control, self._view, self._attach, self._failed = control, control, attach, failed
-        self._go_on = go_on
+        self._failure = failure
         self._words = np.frombuffer(control.map, np.uint64)
         layout, everyone, here = control.layout, range(place.world_size), place.ranks
         away = self._away = [rank for rank in everyone if rank not in here]
@@ -158,7 +157,7 @@ class HostMail:
         except Exception as error:  # noqa: BLE001  ranks of all hosts would wait forever
             if not self._stopped:
                 self.error = self.error or f"messages between hosts: {type(error).__name__}: {error}"
-                self._failed(self._away[0], self.error)
+                self._failed(FailureNotice(FailureKind.PEER, self._away[0], self.error))
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -171,7 +170,7 @@ class HostMail:
                 self._send(host, kind, content)
 
     def _write(self) -> None:
-        poll, wait, sent, sent_at = select.poll(), SLICE_MS, b"", 0.0
+        poll, wait, sent, sent_at, told = select.poll(), SLICE_MS, b"", 0.0, False
         poll.register(self._questions, select.POLLIN)
         while not self._stopped:
             if poll.poll(0 if self._leaving else wait):
@@ -180,6 +179,11 @@ class HostMail:
             wait, self._moving = PROMPT_MS if self._moving else min(2 * wait, SLICE_MS), False
             last, now = self._last and not self._told, time.monotonic()
             words = self._own_words()
+            if (
+                not told and (notice := self._failure()) is not None
+            ):  # before the words that others left for it
+                told = True
+                self._to_all(MailKind.FAILED, pickle.dumps(notice))
             self._forward()
             if words != sent and (last or now - sent_at >= PROMPT_MS / 1000):
                 self._to_all(MailKind.WORDS, words)
@@ -192,7 +196,8 @@ class HostMail:
             for host, since in self._unlinked.items():
                 if now - since > TOLD_SECONDS:
                     ranks = self._place.ranks_of(host)
-                    self._failed(ranks[0], f"{rank_list(ranks)} cannot be reached: {LINK}")
+                    text = f"{rank_list(ranks)} cannot be reached: {LINK}"
+                    self._failed(FailureNotice(FailureKind.PEER, ranks[0], text))
             if self._leaving:
                 host, pair, content = self._leaving.popleft()
                 self._send(host, MailKind.PIECE, pair, content[:CHUNK])
@@ -285,6 +290,8 @@ class HostMail:
                 ) from error
             self._leaving.append((self._place.index_of(rank), bytes(content[: _PAIR.size]), array.data))
             self._wake()
+        elif kind == MailKind.FAILED:
+            self._failed(pickle.loads(content))
         elif kind == MailKind.ENDED:
             self._host_ended(host)
 
@@ -311,10 +318,7 @@ class HostMail:
         words[places[keep]] = row[keep]
         order_stores()
         words[version] = row[0]
-        if (
-            row[_STATE] == State.FINISHED or self._go_on
-        ):  # of a failure the kernel has to say first what it is
-            words[left] = row[_STATE_WORDS]
+        words[left] = row[_STATE_WORDS]
         proxy = self._proxies[rank]
         proxy.fence()
         proxy.ring()

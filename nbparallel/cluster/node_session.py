@@ -37,7 +37,6 @@ from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
-from nbparallel.wire.control import FailureKind
 from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.messages import Outcome, RankMemory, Task, runs_user_code
 from nbparallel.wire.name_updates import NameKind
@@ -231,13 +230,11 @@ class NodeSession(Session):
             place = decode_handle(handle)
             return store.attach(place, writable=place.writable, broker=broker)
 
-        def failed(rank: int, text: str) -> None:
-            self.peer_failed(number, FailureNotice(FailureKind.PEER, rank, text))
-
         def abandoned() -> bool:
             return run.escalation.ending or interrupts.count > interrupts.answered
 
-        mail.begin(run.control, self._mail, run.escalation.go_on, attach, failed)
+        failure, failed = partial(self.first_failure, number), partial(self.peer_failed, number, ends=False)
+        mail.begin(run.control, self._mail, failure, attach, failed)
         self._mail, run.closing = mail, partial(mail.finish, abandoned)
 
     def _record(self, run: TaskRun) -> None:
@@ -247,8 +244,8 @@ class NodeSession(Session):
             self._tasks.record = record_of(run, clock.began_ns)
             self._tasks.clock = replace(clock, ended_ns=run.ended_ns, phase="finished")
 
-    def peer_failed(self, number: int, notice: FailureNotice) -> None:
-        """Act on the failure of a rank of another host: those that run this task end it soon.
+    def peer_failed(self, number: int, notice: FailureNotice, *, ends: bool = True) -> None:
+        """Act on the failure of a rank of another host: those that run this task end it soon, if it `ends`.
 
         It is recorded where ranks look whose operations need that rank; the next task has another segment.
         """
@@ -257,7 +254,8 @@ class NodeSession(Session):
             if run is not None and run.request.number == number:
                 run.pool.invalidate_epoch()
                 run.control.write_failure(notice.rank, notice.kind, number, notice.rank, notice.text)
-                run.escalation.record_failure()
+                if ends:
+                    run.escalation.record_failure()
                 run.rank_pool.wake()
 
     def first_failure(self, number: int) -> FailureNotice | None:

@@ -61,6 +61,7 @@ class MailKind(enum.IntEnum):
     PIECE = 4
     ENDED = 5
     """All ranks of that host have ended the cell: nothing follows but pieces."""
+    FAILED = 6
 
 
 class Kind(enum.IntEnum):

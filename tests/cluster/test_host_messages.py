@@ -315,3 +315,17 @@ def test_three_hosts() -> None:
         error = _fail(session, "recv(src=(rank - 1) % 3)", 8)
         assert all(f"rank {r} waits in recv" in str(error) for r in range(3))
         assert session.run("send(rank, (rank + 1) % 3); recv()").values == [2, 0, 1]
+
+
+def test_a_failure_that_others_caught_is_the_reason_on_all_hosts(hosts: nbp.Session) -> None:
+    """Ranks that leave the cell for it are not taken for ranks that forgot an operation."""
+    cell = """
+import time
+if rank == 3: time.sleep(0.3); raise ZeroDivisionError("on purpose")
+try: recv(src=2) if rank == 0 else barrier()
+except PeerFailedError as error: text = str(error)
+"""
+    with pytest.raises(ParallelError, match="ZeroDivisionError on rank 3"):
+        hosts.run(cell, namespace={"PeerFailedError": PeerFailedError})
+    found = hosts.run("text", ranks=[0, 1, 2]).values
+    assert all("rank 3 (host b) failed: ZeroDivisionError" in text for text in found), found

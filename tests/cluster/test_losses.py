@@ -77,7 +77,7 @@ def test_an_unused_host_takes_the_ranks_over() -> None:
         with pytest.raises(ParallelError, match=r"rank 1 \(host c\)"):
             session.run("1 / (rank - 1)")
         with pytest.raises(ParallelError, match=r"on host a needs rank 1 \(host c\)"):
-            session.run("if rank == 0: send(1, 1)")
+            session.run("if rank == 0: send(nbp.zeros(1), 1, view=True)")
         assert session.run("kept", ranks=[0]).values[0] == 0
 
 
