@@ -22,6 +22,8 @@ import os
 import pdb
 import re
 import sys
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
@@ -182,33 +184,46 @@ def _last(trace: TracebackType) -> TracebackType:
 _OPAQUE = (ModuleType, FunctionType, type, FrameType, TracebackType)
 """What leads to whole modules, which live on."""
 _CONTAINERS = (bytes, bytearray, str, list, tuple, dict, set, frozenset)
-_MOST_OBJECTS = 200_000
-"""References that are followed: a tenth of a second.  For each other one a small object is counted."""
+_COUNTING_SECONDS = 0.1
+"""How long references are followed, from the frames on.  For each other one a small object is counted."""
 _SMALL_NBYTES = 32
 
 
 def _held_nbytes(error: BaseException, trace: TracebackType | None, variables: Mapping[str, Any]) -> int:
-    """Return what the frames of an error keep alive that `variables` does not, about; runs no user code."""
-    queue: list[Any] = [error.args]
+    """Return what the frames of an error keep alive that `variables` does not, about."""
+    queue: deque[Any] = deque([error.args])
     while trace is not None:
         if trace.tb_frame.f_locals is not trace.tb_frame.f_globals:
             queue += trace.tb_frame.f_locals.values()
         trace = trace.tb_next
     seen, nbytes = {id(_owner(value)) for value in list(variables.values())}, 0
-    for _ in range(_MOST_OBJECTS):
-        if not queue:
-            break
-        value = _owner(queue.pop())
-        kind = type(value)
-        if id(value) in seen or issubclass(kind, _OPAQUE) or kind.__module__.startswith("nbparallel"):
+    end = time.monotonic() + _COUNTING_SECONDS
+    while queue and time.monotonic() < end:
+        value = _owner(queue.popleft())
+        if id(value) in seen or issubclass(type(value), _OPAQUE):
             continue
         seen.add(id(value))
-        if issubclass(kind, (np.ndarray, memoryview, *tensor_types())):
-            nbytes += value.nbytes
-        elif kind in _CONTAINERS:
-            nbytes += sys.getsizeof(value)
-        queue += gc.get_referents(value)
+        if (own := _own_nbytes(value)) is not None:
+            nbytes += own
+            queue += gc.get_referents(value)
     return nbytes + _SMALL_NBYTES * len(queue)
+
+
+def _own_nbytes(value: Any) -> int | None:
+    """Return the bytes of an object without what it refers to; None: that is not to be followed."""
+    kind = type(value)
+    try:
+        if str(kind.__module__).startswith("nbparallel"):
+            return None
+        if issubclass(kind, np.ndarray):  # a view with overlaps has less memory than its elements
+            array: np.ndarray[Any, Any] = value.view(np.ndarray)
+            spans = ((n - 1) * abs(step) for n, step in zip(array.shape, array.strides, strict=True))
+            return int(min(array.nbytes, sum(spans) + array.itemsize))
+        if issubclass(kind, (memoryview, *tensor_types())):
+            return int(value.nbytes)
+        return sys.getsizeof(value) if kind in _CONTAINERS else 0
+    except Exception:  # noqa: BLE001  a class of the user's raises, or a view was released
+        return None
 
 
 def _owner(value: Any) -> Any:

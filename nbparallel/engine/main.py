@@ -7,6 +7,7 @@ returns.  The loop waits for frames of the kernel; a task runs in the main threa
 from __future__ import annotations
 
 import builtins
+import contextlib
 import faulthandler
 import gc
 import getpass
@@ -186,6 +187,8 @@ class InputRequests:
                 return reply
 
 
+MOST_STEPS = 2**63 - 1
+"""What a word of a bar holds."""
 MANY_MODULES = 100
 """A cell that has imported so many leaves enough objects that a full collection is due soon; arbitrary."""
 
@@ -263,10 +266,14 @@ class Engine:
                 first = control.layout.rank_word(self.state.rank, ITEMS)
                 since = bar.format_dict["elapsed"]
                 if control.words[first] != task or control.words[first + 4]:  # no map has these words
-                    steps = 0, int(bar.n), time.monotonic_ns() - int(1e9 * since), int(bar.total)
-                    for word, value in enumerate(steps, first + 1):
-                        control.words[word] = value
-                    control.words[first] = task
+                    with contextlib.suppress(
+                        ArithmeticError, TypeError, ValueError
+                    ):  # the bar has its own numbers
+                        done, total = (min(max(0, int(number)), MOST_STEPS) for number in (bar.n, bar.total))
+                        steps = 0, done, time.monotonic_ns() - int(1e9 * since), total
+                        for word, value in enumerate(steps, first + 1):
+                            control.words[word] = value
+                        control.words[first] = task
             return draw(bar, *args, **options)
 
         std.tqdm.display = display

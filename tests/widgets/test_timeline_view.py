@@ -220,6 +220,9 @@ def test_a_part_is_summed() -> None:
     page = TimelineView(part)._repr_html_()
     assert re.findall(r'left:([\d.]+)%">([\d.]+)', page)[:2] == [("0.00", "8"), ("20.00", "8.2")]
     assert TimelineView(WIDE.part(0.0, 9.0))._repr_html_() == TimelineView(WIDE)._repr_html_()
+    assert len(timeline_text.axis(WIDE.part(8.9999999, 9.0))[0]) < 10
+    many = replace(SMALL.rows[0], spans=(Span(COMPUTING, 0.0, 1.0),), operations=3000)
+    assert repr(TimelineView(replace(SMALL, rows=(many, many))))
 
 
 def test_every_kind_is_in_the_legend_and_differs_without_colour() -> None:

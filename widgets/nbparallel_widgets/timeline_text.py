@@ -21,8 +21,8 @@ from nbparallel_widgets.grid import Grid
 # Axes of time: one unit for a whole axis, round numbers at its ticks.
 
 
-def ticks(seconds: float, most: int) -> tuple[list[tuple[float, str]], str]:
-    """Return where an axis from 0 to `seconds` has its ticks, with their labels, and its unit.
+def ticks(seconds: float, most: int, begin: float = 0.0) -> tuple[list[tuple[float, str]], str]:
+    """Return where an axis from `begin` to `seconds` has its ticks, with their labels, and its unit.
 
     >>> ticks(0.9, 5)
     ([(0.0, '0'), (0.2, '200'), (0.4, '400'), (0.6, '600'), (0.8, '800')], 'ms')
@@ -35,14 +35,15 @@ def ticks(seconds: float, most: int) -> tuple[list[tuple[float, str]], str]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999)
     count = math.floor(whole / step + 1e-9)
-    return [(round(i * step * size, 12), f"{round(i * step, 9):g}") for i in range(count + 1)], unit
+    first = math.ceil(begin / size / step - 1e-9)
+    return [(round(i * step * size, 12), f"{round(i * step, 9):g}") for i in range(first, count + 1)], unit
 
 
 def axis(timeline: Timeline) -> tuple[list[tuple[float, str]], str]:
     """Return the ticks of a timeline, whose labels count from the cell's beginning; and their unit."""
     whole = timeline.begin + timeline.seconds
-    places, unit = ticks(whole, int(_TICKS * whole / (timeline.seconds or 1.0)) or _TICKS)
-    return [(place - timeline.begin, label) for place, label in places if place >= timeline.begin], unit
+    places, unit = ticks(whole, int(_TICKS * whole / (timeline.seconds or 1.0)) or _TICKS, timeline.begin)
+    return [(place - timeline.begin, label) for place, label in places], unit
 
 
 def fixed_text(seconds: float, whole: float) -> str:
@@ -303,7 +304,7 @@ def _found(timeline: Timeline) -> Iterator[tuple[float, str]]:
     spans = [span for row in rows for span in row.spans if span.operation]
     nbytes = sum(span.nbytes for span in spans) / max(1, len(spans))
     small = calls >= MANY * len(rows) and nbytes <= SMALL and waiting + moving <= QUICK * calls
-    if small:
+    if small and spans:
         (name, line), _ = Counter((span.operation, span.line) for span in spans).most_common(1)[0]
         share = (waiting + moving) / whole
         text = f"{calls // len(rows):,} small operations a rank took {_percent(share)} of the time, mostly "

@@ -158,10 +158,23 @@ class Timeline:
                     if span.end > begin and span.begin < end
                 ),
                 times=None,
+                operations=sum(
+                    span.end > begin and span.begin < end and span.kind != WAITING and bool(span.operation)
+                    for span in row.spans
+                ),
             )
             for row in self.rows
         )
-        return replace(self, seconds=end - begin, rows=rows, begin=begin)
+        return replace(  # how much processor time a part took, and which arrays it moved, is not known
+            self,
+            seconds=end - begin,
+            rows=rows,
+            begin=begin,
+            cpus=0,
+            cpu_seconds=0.0,
+            private_nbytes=0,
+            copied={},
+        )
 
     def text_of(self, line: int) -> str:
         """Return a line of the cell, or an empty string."""

@@ -25,6 +25,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -138,6 +139,8 @@ def make_bar(total: int) -> Any:
 
 LOOK_SECONDS = 0.1
 """Between two looks at how far the ranks are."""
+MOST_SECONDS = 10**8
+"""Three years: what an alarm of the system takes on every machine."""
 SEND_SECONDS = 0.05
 """Between two messages with results of one rank, if it is not `imap`: one takes some 0.1 ms here."""
 PARTS = 256
@@ -214,8 +217,8 @@ class ItemMap:
             raise TypeError(f"map needs items to call the function with, as a list has them, not {what}")
         if errors not in ("raise", "return"):
             raise ValueError(f"errors must be 'raise' or 'return', not {errors!r}")
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout must be seconds for an item, not {timeout!r}")
+        if timeout is not None and not (isinstance(cast(Any, timeout), Real) and 0 < timeout <= MOST_SECONDS):
+            raise ValueError(f"timeout must be seconds for an item, not {timeout!r} (at most {MOST_SECONDS})")
         self._return_errors, self._timeout = errors == "return", timeout
         self._observers = (PROFILE,) * profile
         self.go_on = self._return_errors and timeout is not None
@@ -245,6 +248,7 @@ class ItemMap:
         if self._tickets is not None:
             self._tickets.close()
         if self._bar is not None:
+            self._bar.show(len(self._received))
             self._bar.close()
 
     def make(self, pool: TaskPool, number: int, ranks: tuple[int, ...]) -> tuple[Task, object]:

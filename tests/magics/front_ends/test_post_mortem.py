@@ -85,6 +85,36 @@ def test_what_it_cannot_open_it_says(shared_kernel: Kernel) -> None:
         kernel.run("%config NbParallel.keep_frames = True")
 
 
+ODD = """%%parallel -n 2
+import numpy as np
+kept = rank
+class Raises(type):
+    @property
+    def __module__(cls): raise ZeroDivisionError("of the class")
+class Odd(metaclass=Raises): pass
+def f():
+    view, odd = memoryview(b"a"), Odd()
+    view.release()
+    {}
+    1 / 0
+f()
+"""
+
+
+@pytest.mark.slow
+def test_what_frames_hold_is_counted_without_harm(shared_kernel: Kernel) -> None:
+    """Objects that raise when looked at leave the rank alive; many small ones hide no large one."""
+    kernel = shared_kernel
+    kernel.run("%load_ext nbparallel")
+    for local, said in (
+        ("wide = np.lib.stride_tricks.sliding_window_view(np.zeros(10**6), 1000)", "no user can be asked"),
+        ("large = np.empty(2**26); small = {i: [i] for i in range(300_000)}", "its frames held"),
+    ):
+        assert "ZeroDivisionError on ranks" in kernel.run(ODD.format(local)).evalue
+        assert said in kernel.run("%debug").evalue
+        assert "Out[rank 1]: 1" in printed(kernel.run("%parallel kept"))
+
+
 @pytest.mark.slow
 def test_other_failures_are_ipythons(shared_kernel: Kernel) -> None:
     """One of the notebook's own, code to debug, and everything once the extension is unloaded."""

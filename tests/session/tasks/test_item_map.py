@@ -441,6 +441,9 @@ def test_an_item_has_a_time_out(two: Session) -> None:
     assert c.value.result == {0: 0, 1: 1, 2: 2}
     with pytest.raises(ValueError, match="timeout must be seconds for an item, not -1"):
         two.map(abs, [1], timeout=-1)
+    for wrong in (float("inf"), 1e300, "3"):
+        with pytest.raises(ValueError, match="timeout must be seconds"):
+            two.map(abs, [1], timeout=wrong)  # type: ignore[arg-type]
     handlers = two.call(lambda: __import__("signal").getsignal(14))
     assert handlers == [signal.SIG_DFL] * 2, "the alarm is the user's again"
 

@@ -35,6 +35,19 @@ def test_tqdm_s_bar_shows_what_is_done(two: Session, capfd: pytest.CaptureFixtur
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_bar_of_a_rank_may_have_any_numbers(two: Session) -> None:
+    """What the panel shows of it never makes the user's cell fail."""
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    cell = """
+import io, tqdm
+for start, total in (-3, 5), (0, 10**20), (0, float("inf")):
+    bar = tqdm.tqdm(total=total, file=io.StringIO())
+    bar.update(start)
+    bar.refresh()
+"""
+    assert two.run(cell, namespace={}).values == (None, None)
+
+
 @pytest.fixture
 def without_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make tqdm as if it were not installed."""
