@@ -224,7 +224,7 @@ class SessionLock:
                     raise BusyError(
                         "the ranks are busy with another cell: wait for it with %parallel_result, or give "
                         "a cell --queue; to stop it, interrupt that wait, or call cancel() of what --async "
-                        "returned (in Python: session.interrupt())"
+                        "returned, or close() of an imap (in Python: session.interrupt())"
                     )
                 yield interrupts
             except (ClosedError, ParallelError, CellTimeoutError):
