@@ -99,6 +99,21 @@ def test_generators_recursion_and_what_awaits(two_ranks: Session) -> None:
     assert all(each.seconds < 0.05 for line in (12, 14) for each in times(profile, line))
 
 
+@needs_monitoring
+def test_threads_of_a_rank_are_not_slowed(two_ranks: Session) -> None:
+    """Their loops run about as fast as without a profile; the line that waits for them has the time."""
+    cell = (
+        "import threading, time\ntook = []\ndef spin():\n    began = time.thread_time()\n    n = 0\n"
+        "    while n < 500_000:\n        n += 1\n    took.append(time.thread_time() - began)\n"
+        "thread = threading.Thread(target=spin)\nthread.start()\nthread.join()\nmin(took)"
+    )
+    plain = two_ranks.run(cell).values
+    result = two_ranks.run(cell, profile=True)
+    assert max(result.values) < 8 * max(plain)  # it was thirty times
+    assert result.profile is not None
+    assert min(each.seconds for each in times(result.profile, 11)) > 0.5 * min(plain)
+
+
 @pytest.mark.parametrize("end", ["1 / 0", "raise KeyboardInterrupt"])
 def test_what_ran_of_a_cell_that_failed(two_ranks: Session, end: str) -> None:
     """Its profile is with the error; nothing of it is left on the ranks."""

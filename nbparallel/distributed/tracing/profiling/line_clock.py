@@ -238,27 +238,29 @@ class LineClock(LineTimer):
     def _turn(self, now: int, code: CodeType | None, key: int, place: LinePlace) -> Any:
         """End the time of the last event, and begin that of a place; return what the callback returns."""
         spots = self._spots.get(id(code))
-        if spots is None or threading.get_ident() != self._thread:
+        if spots is None:
             return None
         spot = spots.get(key)
         if spot is None:
             spot = spots[key] = [0, False]
-        anchor, current = self._anchor, self._current
-        elapsed = max(0, now - self._last - _cost_ns)
-        times = [elapsed, *self._since(now)[1:]] if elapsed > SHORT_NS else [elapsed, 0, 0]
-        add(anchor.dark if self._dark else current.times, times)
-        if self._dark:
-            anchor.darkened += self._first
-        elif self._first:
-            anchor.own[0] += elapsed
-            anchor.own[1] += 1
-        else:
-            add(anchor.hidden.setdefault(current, [0, 0, 0]), times)
+        measured = threading.get_ident() == self._thread
+        if measured:
+            anchor, current = self._anchor, self._current
+            elapsed = max(0, now - self._last - _cost_ns)
+            times = [elapsed, *self._since(now)[1:]] if elapsed > SHORT_NS else [elapsed, 0, 0]
+            add(anchor.dark if self._dark else current.times, times)
+            if self._dark:
+                anchor.darkened += self._first
+            elif self._first:
+                anchor.own[0] += elapsed
+                anchor.own[1] += 1
+            else:
+                add(anchor.hidden.setdefault(current, [0, 0, 0]), times)
         action = None
         too_much = self._used > WINDOW_NS + ((now - self._began) >> SHARE_BITS)
         hot = place.hot = spot[1] or now - spot[0] < HOT_NS
         if too_much and hot and code is not None:
-            spot[1] = self._dim = True
+            spot[1] = self._dim = self._dark = True
             action = self._monitoring.DISABLE
             if id(code) not in self._dimmed:
                 self._dimmed[id(code)] = code
@@ -266,11 +268,12 @@ class LineClock(LineTimer):
                     line = self._monitoring.events.LINE
                     self._monitoring.set_local_events(self._tool, code, self._events & ~line)
         spot[0] = now
-        self._current, self._first, self._dark = place, not hot, self._dim
-        if not hot:
-            self._anchor = place
-        self._last = end = clock()
-        self._used += end - now + _cost_ns
+        end = clock()
+        if measured:
+            self._current, self._first, self._dark, self._last = place, not hot, self._dim, end
+            if not hot:
+                self._anchor = place
+        self._used += end - now + _cost_ns  # also where another thread runs the user's code
         return action
 
 
