@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from nbparallel.distributed.tracing.profiling.line_clock import LinePlace
 from nbparallel.distributed.tracing.profiling.profile import LineTimes, Profile
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
@@ -97,6 +98,18 @@ def test_generators_recursion_and_what_awaits(two_ranks: Session) -> None:
     for line, least in ((4, 0.06), (7, 0.12), (8, 0.1), (16, 0.1), (17, 0.1)):
         assert least <= times(profile, line)[0].computing < least + 0.3, (line, profile)
     assert all(each.seconds < 0.05 for line in (12, 14) for each in times(profile, line))
+
+
+@pytest.mark.parametrize(("many", "least", "most"), [(1, 0.24, 0.26), (1000, 0.9, 1.0)])
+def test_one_long_sample_does_not_outweigh_thousands(many: int, least: float, most: float) -> None:
+    """What is dark is divided as samples are; one that waits for the processor is none, many of them are."""
+    short, long, anchor = (LinePlace("file.py", line) for line in (1, 2, 3))
+    for place, ns, count in ((short, 100, 9_000), (long, 300, 9_000), (short, 8_000_000, many)):
+        anchor.hidden[place][ns.bit_length()] = [count * ns, 0, 0, count]
+    anchor.dark = [1_000_000_000, 0, 0]
+    found = dict(anchor.divided())
+    assert least < found[short][0] / 1e9 < most
+    assert sum(ns for ns, *_ in found.values()) == pytest.approx(1e9)
 
 
 @needs_monitoring

@@ -11,7 +11,7 @@ An event costs a third of a microsecond: too much for a short line in a loop.  S
 the time.  When they took more, what fires often is disabled (*hot*), and the time is *dark* until the next
 event that is seen.  A thread enables all of it again every `PERIOD` seconds, for as long as the share allows.
 So the lines behind each seen event (its *anchor*) are sampled, and what was dark behind it is divided among
-them as the samples are.  All time that is not dark is measured, not sampled.
+them as the samples are, but for rare long ones.  All time that is not dark is measured, not sampled.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ import dis
 import inspect
 import sys
 import threading
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import accumulate
 from types import CodeType, FrameType
 from typing import Any
 
@@ -37,6 +40,8 @@ HOT_NS = 1_000_000
 """What fires again within this time may be disabled."""
 SHORT_NS = 2_000
 """No operation between ranks is shorter."""
+RARE, LONG = 0.01, 100
+"""Samples that are rare, and so many times the median, count as less: another process had the processor."""
 _TOOLS = (4, 3, 2)
 """Ids in `sys.monitoring`; the last one is what `cProfile` needs."""
 _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
@@ -46,32 +51,35 @@ _cost_ns = 0
 """What an event takes outside of its callback; measured once in a process."""
 
 
+Samples = dict[int, list[int]]
+"""By their length in bits: times and number."""
+
+
 class LinePlace:
     """A line, with its time and what was dark behind it."""
 
-    __slots__ = ("dark", "darkened", "filename", "hidden", "hot", "line", "own", "times")
+    __slots__ = ("dark", "darkened", "filename", "hidden", "hot", "line", "times")
 
     def __init__(self, filename: str, line: int) -> None:
         self.filename, self.line, self.hot = filename, line, False
         self.times: Times = [0, 0, 0]
-        self.own = [0, 0]
-        """What was measured from an event here, that was not hot, to the next one, and how often."""
         self.dark: Times = [0, 0, 0]
         self.darkened = 0
         """How often its own time was a part of that."""
-        self.hidden: dict[LinePlace, Times] = {}
-        """Samples of hot lines behind it."""
+        self.hidden: dict[LinePlace | None, Samples] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0]))
+        """Samples of hot lines behind it; None: from an event here, that was not hot, to the next one."""
 
     def divided(self) -> Iterator[tuple[LinePlace, Times]]:
         """Yield what was dark behind it, divided among the lines."""
         whole, *parts = self.dark
-        seen = {place: (ns[0] - ns[1] - ns[2], *ns[1:]) for place, ns in self.hidden.items()}
+        first, count = usual(self.hidden.pop(None, {}))
+        seen = {place: usual(samples)[0] for place, samples in self.hidden.items() if place}
         sums = [sum(times[i] for times in seen.values()) for i in range(3)]
         if not sum(sums):
             yield self, self.dark
             return
         computing = whole - sum(parts)
-        own = max(0, min(computing, self.own[0] * self.darkened // (self.own[1] or 1)))
+        own = max(0, min(computing, first[0] * self.darkened // (count or 1)))
         yield self, [own, 0, 0]
         for place, times in seen.items():
             found = [
@@ -79,6 +87,18 @@ class LinePlace:
                 for i, amount in enumerate((computing - own, *parts))
             ]
             yield place, [sum(found), *found[1:]]
+
+
+def usual(samples: Samples) -> tuple[Times, int]:
+    """Return computing, waiting and moving of samples, without what is too rare to tell, and their number."""
+    rows = [samples[bits] for bits in sorted(samples)]
+    counts = list(accumulate(row[3] for row in rows))
+    if not counts:
+        return [0, 0, 0], 0
+    half, most = (rows[bisect_left(counts, share * counts[-1])] for share in (0.5, 1 - RARE))
+    longest = max(LONG * half[0] // half[3], most[0] // most[3])
+    computing = sum(min(ns - waiting - moving, longest * count) for ns, waiting, moving, count in rows)
+    return [computing, sum(row[1] for row in rows), sum(row[2] for row in rows)], counts[-1]
 
 
 class LineClock(LineTimer):
@@ -251,11 +271,10 @@ class LineClock(LineTimer):
             add(anchor.dark if self._dark else current.times, times)
             if self._dark:
                 anchor.darkened += self._first
-            elif self._first:
-                anchor.own[0] += elapsed
-                anchor.own[1] += 1
             else:
-                add(anchor.hidden.setdefault(current, [0, 0, 0]), times)
+                sample = anchor.hidden[None if self._first else current][elapsed.bit_length()]
+                add(sample, times)
+                sample[3] += 1
         action = None
         too_much = self._used > WINDOW_NS + ((now - self._began) >> SHARE_BITS)
         hot = place.hot = spot[1] or now - spot[0] < HOT_NS
