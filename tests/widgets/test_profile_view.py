@@ -58,6 +58,24 @@ def test_text_and_picture_say_the_same() -> None:
     assert PROFILE.title in "".join(picture.itertext())
 
 
+def test_files_of_one_name() -> None:
+    """Each has its own lines, and as much of its path as tells them apart; cells of one number likewise."""
+    texts = {
+        name: (label, (f"x = {name!r}",))
+        for name, label in (
+            ("/home/a/util.py", "util.py"), ("/home/b/util.py", "util.py"),
+            ("/tmp/1.py", "In[7]"), ("/tmp/2.py", "In[7]"), ("/home/b/main.py", "main.py"),
+        )
+    }  # fmt: skip
+    profile = Profile.of([LineLog(0, tuple((name, 1, MS, 0, 0) for name in texts), texts, "")], [])
+    assert [(line.file, line.code) for line in profile.lines] == [
+        ("In[7] (1.py)", "x = '/tmp/1.py'"), ("In[7] (2.py)", "x = '/tmp/2.py'"),
+        ("a/util.py", "x = '/home/a/util.py'"), ("b/util.py", "x = '/home/b/util.py'"),
+        ("main.py", "x = '/home/b/main.py'"),
+    ]  # fmt: skip
+    assert all(line.file in str(profile) for line in profile.lines)
+
+
 def test_nothing_was_seen() -> None:
     """A cell in which no line took time, or whose ranks all have a remark, has a profile too."""
     for logs in ([], [LineLog(0, (), {}, "other tools use it")]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from os.path import commonprefix
 from typing import NamedTuple, Self
 
 from nbparallel.distributed.tracing.profiling.line_log import LineLog
@@ -95,26 +96,29 @@ class Profile:
     def of(cls, logs: Iterable[LineLog], lost: Collection[int]) -> Self:
         """Return the profile that ranks have reported."""
         found: dict[tuple[str, int], dict[int, LineTimes]] = {}
-        texts: dict[str, tuple[str, ...]] = {}
+        files: dict[str, tuple[str, tuple[str, ...]]] = {}
         whole: dict[int, LineTimes] = {}
         remarks: dict[str, list[int]] = {"": []}
         for log in sorted(logs, key=attrgetter("rank")):
-            texts |= dict(log.texts.values())
+            files |= log.texts
             remarks.setdefault(log.remark, []).append(log.rank)
             whole[log.rank] = LineTimes.of(*(sum(line[i] for line in log.lines) for i in (2, 3, 4)))
             for filename, line, *times in log.lines:
                 if filename:
-                    found.setdefault((log.texts[filename][0], line), {})[log.rank] = LineTimes.of(*times)
+                    found.setdefault((filename, line), {})[log.rank] = LineTimes.of(*times)
         none = dict.fromkeys(whole, LineTimes(0.0, 0.0, 0.0))
         del remarks[""]
+        names = _names({filename: label for filename, (label, _) in files.items()})
         said = [f"{rank_list(ranks)}: {remark}" for remark, ranks in remarks.items()]
         return cls(
             tuple(
-                ProfiledLine(file, line, _line(texts[file], line), none | times)
-                for (file, line), times in sorted(found.items())
+                ProfiledLine(names[filename], line, _line(files[filename][1], line), none | times)
+                for (filename, line), times in sorted(
+                    found.items(), key=lambda item: (names[item[0][0]], item[0][1])
+                )
             ),
             whole,
-            texts,
+            {names[filename]: text for filename, (_, text) in files.items()},
             (*said, *[f"what {rank_list(lost)} did was lost"] * bool(lost)),
         )
 
@@ -185,6 +189,16 @@ class Profile:
         return "\n".join((*parts, *self.remarks))
 
     __repr__ = __str__
+
+
+def _names(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return what files are called; those of one label also by what of their paths is different."""
+    names = {}
+    for filename, label in labels.items():
+        same = [each for each, other in labels.items() if other == label]
+        tail = filename[commonprefix(same).rfind("/") + 1 :]  # noqa: RUF071  (cells are no paths)
+        names[filename] = label if len(same) == 1 else tail if tail.endswith(label) else f"{label} ({tail})"
+    return names
 
 
 def _line(text: tuple[str, ...], number: int) -> str:
