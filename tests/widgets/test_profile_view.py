@@ -10,7 +10,7 @@ from nbparallel_widgets.views.profile_view import ProfileView
 
 MS = 1_000_000
 TEXTS = {
-    "<3>": ("", ("", "a = f(x)", *["# nothing"] * 12, "y = all_reduce(a < 3)")),
+    "<3>": ("", ("", "a = f(x)", "", " ", *["# nothing"] * 10, "y = all_reduce(a < 3)")),
     "<2>": ("In[2]", ("def f(x):", "    return x @ x")),
 }
 
@@ -42,16 +42,18 @@ def test_ranks_side_by_side() -> None:
 
 
 def test_text_and_picture_say_the_same() -> None:
-    """Every line with its bar; lines without time that are many stand for a gap; code is escaped."""
+    """Every line with its bar, no blank ones; a gap for many without time; code is escaped."""
     text, html = str(PROFILE), ProfileView(PROFILE)._repr_html_()
     (row,) = (line for line in text.splitlines() if "all_reduce" in line)
     assert row.split()[:2] == ["15", "·" * 12 + "▒"]
     assert "⋮" in text
-    assert text.count("# nothing") == 6
+    assert text.count("# nothing") == 4
     _, _, rest = html.partition("</style>")
     assert "<script" not in html
     picture = ElementTree.fromstring(rest)
     rows = [["".join(cell.itertext()) for cell in row] for row in picture.iter("tr")]
+    assert [row[0] for row in rows if row[-1]] == ["line", "2", "5", "12", "13", "14", "15", "line", "2"]
+    assert [row[0] for row in rows if not row[-1]] == ["⋮"]
     for number, code in (("15", "y = all_reduce(a < 3)"), ("2", "    return x @ x")):
         (found,) = (row for row in rows if row[0] == number and row[-1] == code)
         assert all(figure in text for figure in found[2:5])

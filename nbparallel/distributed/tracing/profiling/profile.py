@@ -150,13 +150,16 @@ class Profile:
         return f"{rank_list(self.ranks)}, {seconds_text(self.seconds)} each"
 
     def shown(self) -> Iterator[tuple[str, list[tuple[int, str, ProfiledLine | None]]]]:
-        """Yield the lines of each file that are shown: those with time, and what is around; 0: a gap."""
+        """Yield the lines of each file that are shown: those with time, and the code around; 0: a gap."""
         for file in dict.fromkeys(line.file for line in self.lines):
             known = {line.line: line for line in self.lines if line.file == file}
             rows: list[tuple[int, str, ProfiledLine | None]] = []
             for number in range(min(known), max(known) + 1):
+                code = _line(self.texts[file], number)
+                if not code and number not in known:
+                    continue
                 if any(each in known for each in range(number - AROUND, number + AROUND + 1)):
-                    rows.append((number, _line(self.texts[file], number), known.get(number)))
+                    rows.append((number, code, known.get(number)))
                 elif rows[-1][0]:
                     rows.append((0, "", None))
             yield file, rows
