@@ -448,9 +448,18 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
                 sys.excepthook(*sys.exc_info())
             sys.stdout.flush()
             sys.stderr.flush()
+            _remove_semaphores()
             _remove_folder()
         finally:
             os._exit(code)
+
+
+def _remove_semaphores() -> None:
+    """Remove the names of semaphores that multiprocessing has made here: its tracker would report them."""
+    library: Any = sys.modules.get("multiprocessing.synchronize")
+    for last_step in [] if library is None else list(library.util._finalizer_registry.values()):
+        if last_step._callback is library.SemLock._cleanup:  # as of tqdm's lock, from 3.14 on
+            last_step()
 
 
 def _remove_folder() -> None:
