@@ -153,6 +153,31 @@ def test_tools_that_hold_the_monitoring(two_ranks: Session) -> None:
     assert times(profile_of(two_ranks, cell), 3)[0].computing >= 0.1
 
 
+@needs_monitoring
+@pytest.mark.parametrize("then", ["", "; sys.monitoring.use_tool_id(4, 'mine')"])
+def test_a_cell_that_frees_the_tool(two_ranks: Session, then: str) -> None:
+    """It runs to its end, and its profile says so; later cells, profiled or not, are as ever."""
+    before = two_ranks.run(LEFT).values
+    cell = (
+        f"import sys, time\nsys.monitoring.free_tool_id(4){then}\ndef late(n):\n    return n + 1\n"
+        "for i in range(100_000):\n    x = late(i)\ntime.sleep(0.05)\nx"
+    )
+    result = two_ranks.run(cell, profile=True)
+    assert result.values == [100_000] * 2
+    assert result.profile is not None
+    assert result.profile.remarks[0].startswith("ranks 0-1: the cell has freed tool 4 of sys.monitoring")
+    if then:
+        assert (
+            two_ranks.run(
+                "import sys; tool = sys.monitoring.get_tool(4); sys.monitoring.free_tool_id(4); tool"
+            ).values
+            == ["mine"] * 2
+        )
+    assert two_ranks.run(LEFT).values == before
+    profile = profile_of(two_ranks, "import time\ndef nap():\n    time.sleep(0.1)\nnap()")
+    assert (profile.remarks, times(profile, 3)[0].computing >= 0.1) == ((), True)
+
+
 def test_a_handler_of_the_users_stays(two_ranks: Session) -> None:
     """Whether it was set before the cell or in it; the profile says if it could not see lines."""
     handle = "import signal\ndef handler(*_): pass\nsignal.signal(signal.SIGPROF, handler)"

@@ -46,7 +46,7 @@ _TOOLS = (4, 3, 2)
 """Ids in `sys.monitoring`; the last one is what `cProfile` needs."""
 _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_OWN, _LONG_NS = "<nbparallel>", 10**12
+_NAME, _OWN, _LONG_NS = "nbparallel", "<nbparallel>", 10**12
 _cost_ns = 0
 """What an event takes outside of its callback; measured once in a process."""
 
@@ -128,7 +128,7 @@ class LineClock(LineTimer):
         monitoring, events, names = self._monitoring, self._monitoring.events, []
         for tool in _TOOLS:
             try:
-                monitoring.use_tool_id(tool, "nbparallel")
+                monitoring.use_tool_id(tool, _NAME)
                 break
             except ValueError:
                 names.append(f"{monitoring.get_tool(tool)}")
@@ -149,17 +149,25 @@ class LineClock(LineTimer):
         monitoring.set_events(tool, events.PY_START | events.PY_RESUME | events.PY_UNWIND)
 
     def stop(self) -> None:
-        """End, and release what it takes of `sys.monitoring`."""
+        """End, and release what it takes of `sys.monitoring`, also where the cell's code has freed it."""
         monitoring, tool = self._monitoring, self._tool
-        monitoring.set_events(tool, 0)
+        if monitoring.get_tool(tool) != _NAME:
+            self.remark = f"the cell has freed tool {tool} of sys.monitoring: what ran later may be missing"
+        if monitoring.get_tool(tool) is None:
+            monitoring.use_tool_id(tool, _NAME)  # its events and callbacks are still there
+        if monitoring.get_tool(tool) == _NAME:
+            monitoring.set_events(tool, 0)
         self._turn(clock(), None, 0, self._elsewhere)
         self._ended.set()
         self._opener.join()
         for code in self._codes.values():
-            monitoring.set_local_events(tool, code, 0)
-        for event in self._callbacks:
-            monitoring.register_callback(tool, event, None)
-        monitoring.free_tool_id(tool)
+            self._have(code, 0)
+        for event, callback in self._callbacks.items():
+            found = monitoring.register_callback(tool, event, None)
+            if found != callback:
+                monitoring.register_callback(tool, event, found)
+        if monitoring.get_tool(tool) == _NAME:
+            monitoring.free_tool_id(tool)
         self._codes.clear()
 
     def lines(self) -> Iterator[tuple[str, int, Times]]:
@@ -180,7 +188,7 @@ class LineClock(LineTimer):
                 place.times[0] = 0
             exec(code, {})
             costs.append(sum(place.times[0] for place in self._places.values() if place.line > 1) // 19)
-        self._monitoring.set_local_events(self._tool, code, 0)
+        self._have(code, 0)
         return sorted(costs)[30]
 
     def _open(self) -> None:
@@ -192,8 +200,8 @@ class LineClock(LineTimer):
                 if self._used <= (begin - self._began) >> SHARE_BITS:
                     self._dim, codes, self._dimmed = False, self._dimmed, {}
                     for code in codes.values():
-                        self._monitoring.set_local_events(self._tool, code, 0)
-                        self._monitoring.set_local_events(self._tool, code, self._events)
+                        self._have(code, 0)
+                        self._have(code, self._events)
                     self._used += clock() - begin
 
     def _look(self, now: int) -> None:
@@ -218,8 +226,13 @@ class LineClock(LineTimer):
             if not self._is_users(code.co_filename):
                 return False
             self._codes[id(code)], self._spots[id(code)] = code, {}
-            self._monitoring.set_local_events(self._tool, code, self._events)
+            self._have(code, self._events)
         return True
+
+    def _have(self, code: CodeType, events: int) -> None:
+        """Have these events of code, while the tool is ours: the user's code may free it."""
+        if self._monitoring.get_tool(self._tool) == _NAME:
+            self._monitoring.set_local_events(self._tool, code, events)
 
     def _started(self, code: CodeType, _offset: int) -> Any:
         self._adopt(code)
@@ -284,8 +297,7 @@ class LineClock(LineTimer):
             if id(code) not in self._dimmed:
                 self._dimmed[id(code)] = code
                 if _jumps_within_lines(code):
-                    line = self._monitoring.events.LINE
-                    self._monitoring.set_local_events(self._tool, code, self._events & ~line)
+                    self._have(code, self._events & ~self._monitoring.events.LINE)
         spot[0] = now
         end = clock()
         if measured:
