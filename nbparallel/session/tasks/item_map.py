@@ -387,7 +387,7 @@ class ItemMap:
                     self._keep(value)
         error.result = dict(sorted(self.done.items()))  # type: ignore[union-attr]
         done = f"{len(self._received)} of {self.count} items"
-        where = "`.result` of this error has their results, by index"
+        where = "the error's .result has their results, by index"
         where += ", that were not yielded" if self._yielded else ""
         if isinstance(error, ParallelError):
             error.add_note(f"{done} are done: {where}")
