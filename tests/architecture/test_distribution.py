@@ -40,6 +40,8 @@ try:
                 said["text"] = ""
             elif message["msg_type"] == "stream":
                 said["text"] += message["content"]["text"]
+            elif message["msg_type"] == "display_data":  # a note
+                said["text"] += message["content"]["data"]["text/plain"] + "\\n"
             said["error"] = message["content"].get("ename", said["error"])
 
         client.execute_interactive(code, timeout=60, output_hook=take)
