@@ -40,8 +40,7 @@ HOT_NS = 1_000_000
 """What fires again within this time may be disabled."""
 SHORT_NS = 2_000
 """No operation between ranks is shorter."""
-RARE, LONG = 0.01, 100
-"""Samples that are rare, and so many times the median, count as less: another process had the processor."""
+RARE, LONG = 0.01, 100  # a sample that is rare, and longer than so many medians, waited for the processor
 _TOOLS = (4, 3, 2)
 """Ids in `sys.monitoring`; the last one is what `cProfile` needs."""
 _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
@@ -49,10 +48,6 @@ _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NAME, _OWN, _LONG_NS = "nbparallel", "<nbparallel>", 10**12
 _cost_ns = 0
 """What an event takes outside of its callback; measured once in a process."""
-
-
-Samples = dict[int, list[int]]
-"""By their length in bits: times and number."""
 
 
 class LinePlace:
@@ -66,8 +61,13 @@ class LinePlace:
         self.dark: Times = [0, 0, 0]
         self.darkened = 0
         """How often its own time was a part of that."""
-        self.hidden: dict[LinePlace | None, Samples] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0, 0]))
-        """Samples of hot lines behind it; None: from an event here, that was not hot, to the next one."""
+        self.hidden: dict[LinePlace | None, dict[int, list[int]]] = defaultdict(
+            lambda: defaultdict(lambda: [0, 0, 0, 0])
+        )
+        """Samples of hot lines behind it, by their length in bits: times and number.
+
+        None: from an event here, that was not hot, to the next one.
+        """
 
     def divided(self) -> Iterator[tuple[LinePlace, Times]]:
         """Yield what was dark behind it, divided among the lines."""
@@ -79,7 +79,7 @@ class LinePlace:
             yield self, self.dark
             return
         computing = whole - sum(parts)
-        own = max(0, min(computing, first[0] * self.darkened // (count or 1)))
+        own = max(0, min(computing, first[0] * self.darkened // count))
         yield self, [own, 0, 0]
         for place, times in seen.items():
             found = [
@@ -89,16 +89,16 @@ class LinePlace:
             yield place, [sum(found), *found[1:]]
 
 
-def usual(samples: Samples) -> tuple[Times, int]:
-    """Return computing, waiting and moving of samples, without what is too rare to tell, and their number."""
-    rows = [samples[bits] for bits in sorted(samples)]
+def usual(samples: dict[int, list[int]]) -> tuple[Times, int]:
+    """Return computing, waiting and moving of samples, where rare long ones count less, and their number."""
+    rows = [samples[bits] for bits in sorted(samples)] or [[0, 0, 0, 1]]
     counts = list(accumulate(row[3] for row in rows))
-    if not counts:
-        return [0, 0, 0], 0
     half, most = (rows[bisect_left(counts, share * counts[-1])] for share in (0.5, 1 - RARE))
     longest = max(LONG * half[0] // half[3], most[0] // most[3])
-    computing = sum(min(ns - waiting - moving, longest * count) for ns, waiting, moving, count in rows)
-    return [computing, sum(row[1] for row in rows), sum(row[2] for row in rows)], counts[-1]
+    return [
+        sum(min(ns - waiting - moving, longest * count) for ns, waiting, moving, count in rows),
+        *(sum(row[i] for row in rows) for i in (1, 2)),
+    ], counts[-1]
 
 
 class LineClock(LineTimer):
@@ -112,7 +112,7 @@ class LineClock(LineTimer):
         self._begin()
 
     def _begin(self) -> None:
-        self._spots: dict[int, dict[int, list[Any]]] = {id(None): {}}
+        self._spots: dict[int, dict[int, list[Any]]] = {id(None): defaultdict(lambda: [0, False])}
         """Of each code object, by identity, as comparing them is slow: when it last fired, whether hot."""
         self._codes: dict[int, CodeType] = {}
         self._places: dict[tuple[str, int], LinePlace] = {}
@@ -155,8 +155,6 @@ class LineClock(LineTimer):
             self.remark = f"the cell has freed tool {tool} of sys.monitoring: what ran later may be missing"
         if monitoring.get_tool(tool) is None:
             monitoring.use_tool_id(tool, _NAME)  # its events and callbacks are still there
-        if monitoring.get_tool(tool) == _NAME:
-            monitoring.set_events(tool, 0)
         self._turn(clock(), None, 0, self._elsewhere)
         self._ended.set()
         self._opener.join()
@@ -164,9 +162,9 @@ class LineClock(LineTimer):
             self._have(code, 0)
         for event, callback in self._callbacks.items():
             found = monitoring.register_callback(tool, event, None)
-            if found != callback:
-                monitoring.register_callback(tool, event, found)
+            monitoring.register_callback(tool, event, None if found == callback else found)
         if monitoring.get_tool(tool) == _NAME:
+            monitoring.set_events(tool, 0)
             monitoring.free_tool_id(tool)
         self._codes.clear()
 
@@ -225,7 +223,7 @@ class LineClock(LineTimer):
         if id(code) not in self._codes:
             if not self._is_users(code.co_filename):
                 return False
-            self._codes[id(code)], self._spots[id(code)] = code, {}
+            self._codes[id(code)], self._spots[id(code)] = code, defaultdict(lambda: [0, False])
             self._have(code, self._events)
         return True
 
@@ -243,8 +241,11 @@ class LineClock(LineTimer):
 
     def _return(self, code: CodeType, offset: int, _value: object) -> Any:
         now = clock()
-        away = self._current if code.co_flags & _ASYNC else self._elsewhere  # what awaits: its line goes on
-        return self._turn(now, code, ~offset, self._place_of(sys._getframe(1).f_back) or away)
+        return self._turn(
+            now, code, ~offset,
+            self._place_of(sys._getframe(1).f_back)
+            or (self._current if code.co_flags & _ASYNC else self._elsewhere),  # what awaits: its line
+        )  # fmt: skip
 
     def _resumed(self, code: CodeType, offset: int) -> Any:
         now = clock()
@@ -273,9 +274,7 @@ class LineClock(LineTimer):
         spots = self._spots.get(id(code))
         if spots is None:
             return None
-        spot = spots.get(key)
-        if spot is None:
-            spot = spots[key] = [0, False]
+        spot = spots[key]
         measured = threading.get_ident() == self._thread
         if measured:
             anchor, current = self._anchor, self._current

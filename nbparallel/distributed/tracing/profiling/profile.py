@@ -98,7 +98,7 @@ class Profile:
         found: dict[tuple[str, int], dict[int, LineTimes]] = {}
         files: dict[str, tuple[str, tuple[str, ...]]] = {}
         whole: dict[int, LineTimes] = {}
-        remarks: dict[str, list[int]] = {"": []}
+        remarks: dict[str, list[int]] = {}
         for log in sorted(logs, key=attrgetter("rank")):
             files |= log.texts
             remarks.setdefault(log.remark, []).append(log.rank)
@@ -107,9 +107,8 @@ class Profile:
                 if filename:
                     found.setdefault((filename, line), {})[log.rank] = LineTimes.of(*times)
         none = dict.fromkeys(whole, LineTimes(0.0, 0.0, 0.0))
-        del remarks[""]
-        names = _names({filename: label for filename, (label, _) in files.items()})
-        said = [f"{rank_list(ranks)}: {remark}" for remark, ranks in remarks.items()]
+        names = {filename: _name(filename, files) for filename in files}
+        said = [f"{rank_list(ranks)}: {remark}" for remark, ranks in remarks.items() if remark]
         return cls(
             tuple(
                 ProfiledLine(names[filename], line, _line(files[filename][1], line), none | times)
@@ -156,11 +155,9 @@ class Profile:
             rows: list[tuple[int, str, ProfiledLine | None]] = []
             for number in range(min(known), max(known) + 1):
                 code = _line(self.texts[file], number)
-                if not code and number not in known:
-                    continue
-                if any(each in known for each in range(number - AROUND, number + AROUND + 1)):
+                if number in known or (code and any(abs(number - each) <= AROUND for each in known)):
                     rows.append((number, code, known.get(number)))
-                elif rows[-1][0]:
+                elif code and rows[-1][0]:
                     rows.append((0, "", None))
             yield file, rows
 
@@ -194,14 +191,12 @@ class Profile:
     __repr__ = __str__
 
 
-def _names(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return what files are called; those of one label also by what of their paths is different."""
-    names = {}
-    for filename, label in labels.items():
-        same = [each for each, other in labels.items() if other == label]
-        tail = filename[commonprefix(same).rfind("/") + 1 :]  # noqa: RUF071  (cells are no paths)
-        names[filename] = label if len(same) == 1 else tail if tail.endswith(label) else f"{label} ({tail})"
-    return names
+def _name(filename: str, files: Mapping[str, tuple[str, tuple[str, ...]]]) -> str:
+    """Return what a file is called; one of several with its label also by what of its path is different."""
+    label = files[filename][0]
+    same = [each for each in files if files[each][0] == label]
+    tail = filename[commonprefix(same).rfind("/") + 1 :]  # noqa: RUF071  (cells are no paths)
+    return label if len(same) == 1 else tail if tail.endswith(label) else f"{label} ({tail})"
 
 
 def _line(text: tuple[str, ...], number: int) -> str:
