@@ -303,7 +303,8 @@ class LineClock(LineTimer):
             self._current, self._first, self._dark, self._last = place, not hot, self._dim, end
             if not hot:
                 self._anchor = place
-        self._used += end - now + _cost_ns  # also where another thread runs the user's code
+        # Also where another thread runs the code; what takes longer has waited for the processor.
+        self._used += min(end - now, WINDOW_NS) + _cost_ns
         return action
 
 
