@@ -49,8 +49,8 @@ SLICE_MS, PROMPT_MS = 50, 2
 """Longest time until a change of words is sent; and while messages move."""
 TOLD_SECONDS = 3.0
 """How long the reason may take to come from the notebook after a link was closed."""
-_RING, _PAIR = struct.Struct("<HHQ"), struct.Struct("<HH")
-"""Source, destination, and where in the ring what follows begins."""
+_RING, _PAIR = struct.Struct("<HHQ"), struct.Struct("<HHI")
+"""Source, destination, and where in the ring what follows begins, or the number of a content."""
 CHUNK = 1 << 20
 """Most bytes of a piece."""
 _MOST_QUESTION = 1 << 16
@@ -85,7 +85,9 @@ class HostMail:
         self._questions, self.pokes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._leaving = deque[tuple[int, bytes, memoryview]]()
         """Contents that are being sent: the host, the pair, what is left."""
-        self._coming: dict[tuple[int, int], tuple[npt.NDArray[Any], int]] = {}
+        self._notices = deque[tuple[int, FailureNotice]]()
+        """About contents that are gone: for the host that has asked."""
+        self._coming: dict[tuple[int, ...], tuple[npt.NDArray[Any], int]] = {}
         """Contents that are coming, by pair, and how much has."""
         self._changed, self._left = threading.Condition(), set(range(len(place.hosts))) - {place.index}
         """Hosts whose ranks may still send."""
@@ -184,6 +186,9 @@ class HostMail:
             ):  # before the words that others left for it
                 told = True
                 self._to_all(MailKind.FAILED, pickle.dumps(notice))
+            while self._notices:
+                asker, lost = self._notices.popleft()
+                self._send(asker, MailKind.FAILED, pickle.dumps(lost))
             self._forward()
             if words != sent and (last or now - sent_at >= PROMPT_MS / 1000):
                 self._to_all(MailKind.WORDS, words)
@@ -193,7 +198,7 @@ class HostMail:
                 with self._changed:
                     self._told = True
                     self._changed.notify()
-            for host, since in self._unlinked.items():
+            for host, since in list(self._unlinked.items()):
                 if now - since > TOLD_SECONDS:
                     ranks = self._place.ranks_of(host)
                     text = f"{rank_list(ranks)} cannot be reached: {LINK}"
@@ -244,9 +249,10 @@ class HostMail:
                 raise EOFError
             if question[:1] == POKE:
                 continue
-            source, rank, there, here = pickle.loads(question)
-            self._coming[source, rank] = flat(self._attach(here)), 0
-            self._send(self._place.index_of(source), MailKind.FETCH, _PAIR.pack(source, rank), there)
+            source, rank, number, there, here = pickle.loads(question)
+            self._coming[source, rank, number] = flat(self._attach(here)), 0
+            asked = _PAIR.pack(source, rank, number)
+            self._send(self._place.index_of(source), MailKind.FETCH, asked, there)
 
     # -- receiving -----------------------------------------------------------------------------------------
 
@@ -281,14 +287,15 @@ class HostMail:
             for rank, row in zip(self._place.ranks_of(host), rows, strict=True):
                 self._take_words(rank, row)
         elif kind == MailKind.FETCH:
-            source, rank = _PAIR.unpack_from(content)
+            source, rank, _ = _PAIR.unpack_from(content)
+            asker = self._place.index_of(rank)
             try:
                 array = flat(self._attach(bytes(content[_PAIR.size :])))
-            except SegmentLostError as error:
-                raise SegmentLostError(
-                    f"{rank_list([source])} died before {rank_list([rank])} had all that it had sent"
-                ) from error
-            self._leaving.append((self._place.index_of(rank), bytes(content[: _PAIR.size]), array.data))
+            except SegmentLostError:
+                text = f"{rank_list([source])} died before {rank_list([rank])} had all that it had sent"
+                self._notices.append((asker, FailureNotice(FailureKind.PEER, source, text)))
+            else:
+                self._leaving.append((asker, bytes(content[: _PAIR.size]), array.data))
             self._wake()
         elif kind == MailKind.FAILED:
             self._failed(pickle.loads(content))
@@ -326,7 +333,7 @@ class HostMail:
     def _take_piece(self, nbytes: int) -> None:
         head = memoryview(bytearray(_PAIR.size))
         self._fill(head)
-        pair = source, rank = _PAIR.unpack(head)
+        pair = source, rank, number = _PAIR.unpack(head)
         memory, at = self._coming[pair]
         end = at + nbytes - _PAIR.size
         self._fill(memory.data[at:end])
@@ -335,7 +342,7 @@ class HostMail:
             return
         del self._coming[pair]
         word, words = fetched_word(self._view.layout, source, rank), self._view.words
-        self._proxies[source].announce_to(rank, words, word, words[word] + 1)
+        self._proxies[source].announce_to(rank, words, word, number)
 
     # -- the end -------------------------------------------------------------------------------------------
 
@@ -356,7 +363,8 @@ class HostMail:
         self._last = True
         self._wake()
         with self._changed:
-            while (self._left or not self._told) and not self.error and not abandoned():
+            writes = self._threads[0].is_alive
+            while ((self._left and not self.error) or (not self._told and writes())) and not abandoned():
                 self._changed.wait(SLICE_MS / 1000)
         return [(source, rank) for source in self._away for rank in self._place.ranks]
 

@@ -149,6 +149,11 @@ class HostOperations:
             return self
         if state.word not in self._groups:
             inside = all(rank in self._place.ranks for rank in state.ranks)
+            if not inside and list(state.ranks) != sorted(state.ranks):
+                raise HostBoundaryError(
+                    f"ranks of a group over several hosts are in ascending order, not {list(state.ranks)}: "
+                    "leave `key` out of split"
+                )
             leaders = self._leaders.of(state.word)
             found = None if inside else HostOperations(self._context, self._place, leaders, state.ranks)
             self._groups[state.word] = found

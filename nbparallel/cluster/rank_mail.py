@@ -41,6 +41,8 @@ class RankMail:
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._socket: socket.socket | None = None
+        self._asked: dict[int, int] = {}
+        """Source -> number of the last content that was asked for."""
 
     def open(self, fd: int) -> None:
         """Use a socket, which stays the caller's, until `close`."""
@@ -78,17 +80,18 @@ class RankMail:
             raise InternalError("the store's own array is not shared")
         source, rank, words = message.source, context.rank, context.words
         word = fetched_word(context.view.layout, source, rank)
-        number = words[word] + 1
-        question = pickle.dumps((source, rank, bytes(message.body), encode_handle(here)))
+        # one that was left before its content had come still counts: what comes of it is not this one's
+        number = self._asked[source] = max(words[word], self._asked.get(source, 0)) + 1
+        question = pickle.dumps((source, rank, number, bytes(message.body), encode_handle(here)))
         try:
             self._socket.send(question)
         except OSError as error:
             raise HostLostError("the node of this host, which carries messages, is gone") from error
-        context.waiter.until(lambda: words[word] >= number, source, check=self._check)
+        context.waiter.until(lambda: words[word] >= number, source, check=lambda: self._check(source))
         return memory
 
-    def _check(self) -> None:
-        self._context.check_peers()
+    def _check(self, source: int) -> None:
+        self._context.check_peers([source] if self._context.cell.go_on else None)
         if (lost := self._context.peers.lost()) is not None:
             raise self._context.mark_failed(lost)
 

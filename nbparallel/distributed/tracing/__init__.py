@@ -106,7 +106,7 @@ class OperationTracer:
     @property
     def moving_ns(self) -> int:
         """How long this rank has moved data in this cell, as far as operations are noted."""
-        return self._moving_ns
+        return max(0, self._moving_ns)  # a wait inside of a wait counts twice
 
     def at_line(self, line: int) -> None:
         """Record the beginning of a statement."""
@@ -185,7 +185,7 @@ class OperationTracer:
         called, words, timing = self._context.operations, self._words, self._timing
         self._unseen += called - self._counted_at
         self._counted_at = called
-        words[timing + TIMING_MOVING] = self._moving_ns
+        words[timing + TIMING_MOVING] = self.moving_ns
         words[timing + TIMING_OPERATIONS] = self._traced_count + self._unseen
         words[timing + TIMING_UNCOUNTED] = self._uncounted = False
 
@@ -236,7 +236,7 @@ class OperationTracer:
                 if self._uncounted and not self._removed:
                     words[timing + TIMING_UNCOUNTED] = self._uncounted = False
             if end - begin >= SHORT_NS:
-                words[moving] = self._moving_ns
+                words[moving] = self.moving_ns
             elif quick:
                 self._short -= 1
                 if self._short <= 0:
