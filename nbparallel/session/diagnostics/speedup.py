@@ -60,7 +60,7 @@ class Scaling(TableView):
         if len(within) < 2:
             return None
         parts = [(1 / seconds, 1 / (n * seconds)) for n, seconds in within]
-        fixed, divided = np.linalg.lstsq(parts, np.ones(len(parts)))[0]
+        fixed, divided = np.linalg.lstsq(parts, np.ones(len(parts)), rcond=None)[0]
         return float(np.clip(fixed / (fixed + divided), 0, 1))
 
     def predicted(self, count: float) -> float:
