@@ -40,7 +40,11 @@ m = np.random.default_rng(1).random((500, 500))"""
 def timed(cell: str) -> str:
     """Return a cell with timers around its lines; its value has their shares."""
     lines = [
-        re.sub(r"^( *)([^ ].*[^:])$", rf"\1_a = _now(); \2; _took[{number}] += _now() - _a - _cost", line)
+        re.sub(
+            r"^( *)([^ ].*[^:])$",
+            rf"\1_a = _now(); \2; _b = _now(); _took[{number}] += _b - _a - _cost",  # without the store
+            line,
+        )
         for number, line in enumerate(cell.split("\n"), start=1)
     ]
     return "\n".join(["_took = dict.fromkeys(range(99), 0)", *lines, "_took"])
