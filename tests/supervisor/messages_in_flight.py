@@ -1,15 +1,35 @@
-"""Clients that send arrays through pipes, start others and die, as the ledger sees it."""
+"""Clients that make arrays, send them through pipes, start others and die, as the ledger sees it."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
+from nbparallel.supervisor.ledger.actions import (
+    Close,
+    Disconnect,
+    Grant,
+    Notify,
+    StoreDescriptor,
+)
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.parcels import CloseMailbox, Open, Post, Take
-from nbparallel.wire.segments import Fetch, Hold, segment_id
-from tests.supervisor.kept_memory import KeptMemory
+from nbparallel.wire.segments import (
+    Drop,
+    Ended,
+    Fetch,
+    Forget,
+    Freed,
+    Hold,
+    Idle,
+    Lost,
+    Register,
+    Release,
+    Unmap,
+    segment_id,
+)
 
+CLIENTS = 4
 UNBORN = 1 << 40
 """Children that have not been admitted look at what they inherit under numbers from here on."""
 
@@ -31,10 +51,32 @@ class Introduce:
     inherits: bool
 
 
-class MessagesInFlight(KeptMemory):
-    """`KeptMemory` whose arrays travel in pipes: no sender waits until what it sent has arrived."""
+class MessagesInFlight:
+    """Clients that act by the protocol; who looks at what is known, and sockets are read in any order.
+
+    Arrays travel in pipes: no sender waits until what it sent has arrived.
+
+    Parameters
+    ----------
+    random_ : random.Random
+        Decides everything.
+    settle_early : bool
+        Act on the end of a segment without reading the other sockets: what must not be done.
+    """
 
     def __init__(self, random_, *, settle_early=False):
+        self.random = random_
+        self.settle_early = settle_early
+        self.ledger = Ledger()
+        self.next_client = 0
+        self.serials = defaultdict(int)
+        self.sockets = {}
+        self.inboxes = defaultdict(list)
+        self.lookers = {}
+        self.memory_of = {}
+        self.pools = defaultdict(list)
+        self.kept = defaultdict(dict)
+        self.granted = set()
         self.parcels = 0
         self.open = {}
         self.pipes = {0: deque()}
@@ -43,12 +85,15 @@ class MessagesInFlight(KeptMemory):
         self.ended_unborn = set()
         self.sent_by = {}
         self.received = self.dropped = self.forks = 0
-        super().__init__(random_, settle_early=settle_early)
+        for _ in range(CLIENTS):
+            self.open[self.come()] = set()
 
     def come(self):
         """Let a client join."""
-        self.open[self.next_client] = set()
-        super().come()
+        client, self.next_client = self.next_client, self.next_client + 1
+        self.sockets[client] = deque()
+        self.ledger.client_joined(client)
+        return client
 
     # the supervisor
 
@@ -58,15 +103,51 @@ class MessagesInFlight(KeptMemory):
             case Introduce(child, inherits):
                 self.admit(client, child, inherits=inherits)
             case _:
-                super().step(client, message, sequence)
-                return
+                self.check_all(self.ledger.step(client, message, sequence))
         self.settle_now()
+
+    def check_all(self, actions):
+        """Check everything that the ledger wants."""
+        for action in actions:
+            self.check(action)
+
+    def settle_now(self):
+        """Settle too early, if the machine is to show that this is wrong."""
+        if self.settle_early:
+            waiting, self.ledger.waiting = self.ledger.waiting, []
+            self.check_all(self.ledger.settle(self.ledger.mark()))
+            self.ledger.waiting = waiting
+
+    def check(self, action):
+        """Fail if an action would take memory from somebody who looks at it."""
+        match action:
+            case Notify(client, Idle(segment) | Drop(segment)):
+                assert not self.lookers.get(segment), "somebody looks at what its owner may use again"
+                self.inboxes[client].append(action)
+            case Close(segment):
+                assert not self.lookers.get(segment), "somebody looks at what was closed"
+            case Notify(client, Unmap(memory)):
+                uses = [s for s, m in self.memory_of.items() if m == memory and self.lookers.get(s)]
+                assert not uses, "somebody looks at memory that is of no more use"
+                self.inboxes[client].append(action)
+            case Notify(client, Ended()):
+                self.inboxes[client].append(action)
+            case Grant(client=client, segment=segment):
+                self.granted.add((client, segment))
+            case Notify(_, Lost()) | Disconnect():
+                raise AssertionError(f"nobody did anything wrong: {action}")
+            case StoreDescriptor():
+                pass
+
+    def read(self):
+        """Read one message of some client."""
+        waiting = [client for client, socket in self.sockets.items() if socket]
+        if waiting:
+            self.step(*self.sockets[self.random.choice(waiting)].popleft())
 
     def admit(self, parent, child, *, inherits):
         """Make a client of a process that its parent has introduced; it may have ended."""
-        client, self.next_client = self.next_client, self.next_client + 1
-        self.sockets[client] = deque()
-        self.ledger.client_joined(client)
+        client = self.come()
         self.unborn.pop(child, None)
         if inherits:
             self.ledger.inherit(client, parent)
@@ -94,6 +175,55 @@ class MessagesInFlight(KeptMemory):
         self.check_all(self.ledger.settle(turn))
 
     # clients
+
+    def make(self):
+        """Make an array, in memory from the pool if there is any."""
+        client = self.random.choice(list(self.sockets))
+        self.serials[client] += 1
+        segment = segment_id(client, self.serials[client])
+        pool = self.pools[client]
+        memory = pool.pop() if pool else segment
+        looked_at = [s for s, m in self.memory_of.items() if m == memory and self.lookers.get(s)]
+        assert not looked_at, "memory was used again under somebody's array"
+        self.memory_of[segment] = memory
+        self.lookers[segment] = {client}
+        self.sockets[client].append((client, Register(segment, 4096, True, memory=memory)))
+
+    def let_go(self, client, segment):
+        """Say that an array has died, and keep its memory mapped."""
+        self.lookers[segment].discard(client)
+        if client == segment >> 40:
+            self.sockets[client].append((client, Release(segment)))
+        else:
+            self.kept[client][self.memory_of[segment]] = segment
+            self.sockets[client].append((client, Release(segment, self.memory_of[segment])))
+
+    def listen(self, client=None):
+        """Act on what the supervisor said to a client."""
+        client = self.random.choice(list(self.sockets)) if client is None else client
+        for action in self.inboxes.pop(client, ()):
+            match action:
+                case Notify(_, Idle(segment)):
+                    self.sockets[client].append((client, Forget(segment)))
+                    self.pools[client].append(self.memory_of[segment])
+                case Notify(_, Drop(segment)):
+                    self.sockets[client].append((client, Freed(self.memory_of[segment])))
+                case Notify(_, Ended(segment, memory)):
+                    if memory in self.kept[client]:
+                        self.kept[client][memory] = max(self.kept[client][memory], segment + 1)
+                case Notify(_, Unmap(memory)):
+                    self.kept[client].pop(memory, None)
+
+    def trim(self):
+        """Give pooled memory back to the system."""
+        client = self.random.choice(list(self.sockets))
+        while self.pools[client]:
+            self.sockets[client].append((client, Freed(self.pools[client].pop())))
+
+    def client_acts(self):
+        """Do one of the things that clients do."""
+        acts = [self.make, self.give, self.give, self.give, self.drop, self.drop, self.listen]
+        self.random.choice(acts)()
 
     def say(self, client, message):
         """Write a frame."""
@@ -161,7 +291,6 @@ class MessagesInFlight(KeptMemory):
             return
         if segment >= self.kept[client].get(memory, segment + 1) and client != segment >> 40:
             del self.kept[client][memory]
-            self.holds += 1
             self.say(client, Hold(segment, memory, True))
         else:
             self.granted.discard((client, segment))
@@ -250,7 +379,14 @@ class MessagesInFlight(KeptMemory):
             self.step(*self.sockets[client].popleft())
         self.open.pop(client)
         self.drop_unreadable()
-        super().die(client)
+        del self.sockets[client]
+        for lookers in self.lookers.values():
+            lookers.discard(client)
+        for store in (self.inboxes, self.kept, self.pools):
+            store.pop(client, None)
+        self.check_all(self.ledger.client_gone(client))
+        self.settle_now()
+        self.inboxes.pop(client, None)
 
     def run(self, steps):
         """Do many things, then end everything and look at what is left."""
@@ -266,7 +402,7 @@ class MessagesInFlight(KeptMemory):
                 self.trim()
             else:
                 self.die()
-                self.come()
+                self.open[self.come()] = set()
         self.finish()
 
     def finish(self):
@@ -287,3 +423,12 @@ class MessagesInFlight(KeptMemory):
         self.come_to_rest()
         assert not any(self.lookers.values())
         assert self.ledger == Ledger(), "something is kept that nobody can get"
+
+    def come_to_rest(self):
+        """Read and say everything, until there is nothing more."""
+        while any(self.sockets.values()) or any(self.inboxes.values()) or self.ledger.unsettled:
+            while any(self.sockets.values()):
+                self.read()
+            self.settle(busy=False)
+            for client in list(self.sockets):
+                self.listen(client)
