@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+import pytest
 
 import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator, P2POp
@@ -258,6 +259,7 @@ def test_the_table_is_complete() -> None:
             assert name in own or name in WRONG or name in ROOTS, (operation, name)
 
 
+@pytest.mark.fault("F33")
 def test_wrong_types_are_named(ranks: Any) -> None:
     """Each raises the package's own TypeError or ValueError on the caller, and the next operation works."""
 

@@ -15,7 +15,6 @@ from nbparallel.distributed import Communicator
 from nbparallel.errors import (
     CollectiveMismatchError,
     DeadlockError,
-    ForkedRankError,
     PeerFailedError,
 )
 from nbparallel.testing.waiting import wait_until
@@ -105,39 +104,3 @@ def test_asking_again_and_again(outcomes: Any, end: str) -> None:
         assert outcome.error is None, outcome
         # Whoever looks first says what it sees; the other may hear it from there, when rank 0 has ended too.
         assert re.search("rank 1|ranks 0-1", outcome.value[0]), outcome
-
-
-@pytest.mark.fault("F64")
-def test_a_forked_child_cannot_wait(ranks: Any) -> None:
-    """In a forked child a work raises ForkedRankError; the rank itself goes on with it."""
-    forked, has_forked = os.pipe()
-
-    def work(c: Communicator) -> None:
-        works = [c.all_reduce(1, async_op=True) if c.rank == 0 else None, c.irecv(src=1 - c.rank)]
-        pid = os.fork()
-        if pid == 0:
-            refused = 0
-            for w in works:
-                try:
-                    if w is not None:
-                        w.wait()
-                except ForkedRankError:
-                    refused += 1
-            os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (2 if c.rank == 0 else 1)
-        # Else a quick rank 1 completes both works of rank 0 before rank 0 forks: nothing to wait for there.
-        if c.rank == 0:
-            os.write(has_forked, b"x")
-        else:
-            os.read(forked, 1)
-        w = works[0] or c.all_reduce(1, async_op=True)
-        assert w.result() == 2
-        c.send("x", 1 - c.rank)
-        assert works[1] is not None
-        assert works[1].result() == "x"
-
-    try:
-        ranks(2, work)
-    finally:
-        os.close(forked)
-        os.close(has_forked)

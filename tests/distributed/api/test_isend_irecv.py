@@ -100,30 +100,6 @@ def test_errors_come_when_waited_for(ranks: Any) -> None:
     ranks(2, work)
 
 
-@pytest.mark.slow
-@pytest.mark.fault("F34")
-def test_waiting_in_vain(outcomes: Any) -> None:
-    """Two works that wait for each other are a deadlock; one whose source has finished as well."""
-
-    def work(c: Communicator) -> str:
-        w = c.irecv(src=1 - c.rank)
-        with pytest.raises(DeadlockError) as error:
-            w.wait()
-        return str(error.value)
-
-    for outcome in outcomes(2, work):
-        assert outcome.error is None, outcome
-        assert "rank 0 waits in recv(src=1)" in outcome.value
-
-    def finished(c: Communicator) -> None:
-        if c.rank == 0:
-            with pytest.raises(DeadlockError, match="rank 1 finished the cell"):
-                c.irecv(src=1).wait()
-
-    for outcome in outcomes(2, finished):
-        assert outcome.error is None, outcome
-
-
 @pytest.mark.fault("F34")
 def test_strict_sync(outcomes: Any) -> None:
     """With strict_sync an isend is completed by its receive; waiting first on both sides is a deadlock."""

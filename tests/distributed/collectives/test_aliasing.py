@@ -114,3 +114,50 @@ def test_targets_over_each_other_are_refused(ranks: Any) -> None:
         c.barrier()
 
     ranks(2, work)
+
+
+@pytest.mark.fault("F38")
+@pytest.mark.parametrize("size", [6, 3000, 60_000])
+def test_one_shared_array_on_several_ranks(ranks: Any, size: int) -> None:
+    """What one rank fills and another one has as well raises on all, untouched; parts of their own work."""
+
+    def work(c: Communicator) -> None:
+        store, me, x = context_of(c).store, c.rank, np.ones(size)
+        whole = store.share(np.ones(4 * size))
+        handle = c.broadcast(store.handle(whole, writable=True) if me == 0 else None)
+        if me:
+            whole = store.attach(handle, writable=True)
+        rows = [whole[r * size : (r + 1) * size] for r in range(3)]
+        half, part = whole[me * size // 2 :][:size], rows[me]
+        frozen = whole.view()
+        frozen.flags.writeable = False
+        for call in (
+            lambda: c.all_reduce(half),
+            lambda: c.scan(half),
+            lambda: c.exscan(half),
+            lambda: c.reduce(whole, 0),
+            lambda: c.reduce_scatter(rows[0], [x] * 3),
+            lambda: c.reduce_scatter(part, whole[: 3 * size]),
+            lambda: c.all_gather(rows, x),
+            lambda: c.scatter(rows[0], [x] * 3 if me == 0 else None),
+            lambda: c.average_gradients([x.copy(), half]),
+        ):
+            with pytest.raises(ValueError, match=r"ranks 0 and \d passed overlapping memory"):
+                call()
+            assert (whole == 1).all()
+        assert (c.reduce_scatter(whole) == 3).all()
+        assert all((view == whole).all() for view in c.all_gather(whole))
+        found = c.reduce(frozen if me else np.ones(4 * size), 0)
+        assert found is None or (found == 3).all()
+        c.barrier()
+        for fill, wanted in (
+            (lambda: c.scan(part), me + 1),
+            (lambda: c.average_gradients(part), 2),
+            (lambda: c.scatter(part, [x * 5] * 3 if me == 0 else None), 5),
+            (lambda: c.all_reduce(part), 15),
+        ):
+            fill()
+            assert (part == wanted).all()
+        c.barrier()
+
+    ranks(3, work)

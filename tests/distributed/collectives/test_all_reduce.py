@@ -86,37 +86,6 @@ def test_subclasses(ranks: Any) -> None:
     ranks(2, work)
 
 
-def test_the_same_memory_twice(ranks: Any) -> None:
-    """Overlapping parts of one shared array raise on every rank, untouched; disjoint parts work."""
-
-    def work(c: Communicator) -> None:
-        store = context_of(c).store
-        for size in (4, 4000, 200_000):
-            x = store.empty(4 * size) if c.rank == 0 else None
-            if c.rank == 0:
-                x[...] = 1
-                c.send(x, 1, view=True)
-                c.send(x, 2, view=True)
-                whole = x
-            else:
-                c.recv(src=0)
-                whole = None
-            # Ranks 1 and 2 get a writable mapping of the same memory.
-            handle = c.broadcast(store.handle(x, writable=True) if c.rank == 0 else None)
-            if whole is None:
-                whole = store.attach(handle, writable=True)
-            with pytest.raises(ValueError, match="ranks 0 and 1 passed overlapping memory"):
-                c.all_reduce(whole[c.rank * size // 2 : c.rank * size // 2 + size])
-            assert (whole == 1).all()
-            c.barrier()
-            part = whole[c.rank * size : (c.rank + 1) * size]
-            c.all_reduce(part)
-            assert (part == 3).all()
-            c.barrier()
-
-    ranks(3, work)
-
-
 def test_a_frame_is_refused_with_what_to_write() -> None:
     """An array of its own: what `to_numpy` gives may be read-only, and the result is written into it."""
 

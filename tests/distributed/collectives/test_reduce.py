@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from tests.harness.ranks import context_of
-
-SIZES = (0, 1, 7, 3000, 9000, 300_000)
-"""Inside a slot, beyond it, several chunks."""
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -46,35 +42,3 @@ def test_numbers_and_lists(ranks: Any, n: int) -> None:
             assert (row == n - 1).all()
 
     ranks(n, work)
-
-
-def test_memory_that_several_use(ranks: Any) -> None:
-    """The root's array may not be another rank's too; a part that is to be filled neither; others may."""
-
-    def work(c: Communicator) -> None:
-        store, me = context_of(c).store, c.rank
-        for size in (6, 3000, 60_000):
-            handle = None
-            if me == 0:
-                whole = store.empty(4 * size)
-                whole[...] = 1
-                handle = store.handle(whole, writable=True)
-            handle = c.broadcast(handle)
-            if me:
-                whole = store.attach(handle, writable=True)
-            with pytest.raises(ValueError, match="overlapping memory"):
-                c.reduce(whole, 0)
-            with pytest.raises(ValueError, match="overlapping memory"):
-                c.reduce_scatter(whole[:size], [np.ones(size)] * 3)
-            with pytest.raises(ValueError, match="overlapping memory"):
-                c.reduce_scatter(whole[size * me : size * (me + 1)], whole[: 3 * size])
-            assert (whole == 1).all()
-            c.barrier()
-            frozen = whole.view()
-            frozen.flags.writeable = False
-            found = c.reduce(frozen, 0)
-            assert found is None or (found == 3).all()
-            assert (c.reduce_scatter(whole) == 3).all()
-            c.barrier()
-
-    ranks(3, work)

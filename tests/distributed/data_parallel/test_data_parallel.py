@@ -169,27 +169,6 @@ def test_what_cannot_be_averaged(ranks: Any) -> None:
     assert ranks(2, work) == [2, 2]
 
 
-def test_shared_memory_of_several_ranks(ranks: Any) -> None:
-    """Gradients in one shared array on two ranks raise on all of them; each rank's own part is fine."""
-
-    def work(c: Communicator) -> list[float]:
-        base = context_of(c).store.share(np.arange(6.0)) if c.rank == 0 else None
-        packed = c.broadcast(
-            None if base is None else context_of(c).memory.packed(base, context_of(c).memory.span_of(base)),
-            src=0,
-        )
-        everybody = context_of(c).memory.attach(packed, writable=True)
-        with pytest.raises(ValueError, match="ranks 0 and 1 passed overlapping memory of one shared array"):
-            c.average_gradients([np.ones(2), everybody])
-        assert everybody.tolist() == list(range(6))
-        c.barrier()
-        c.average_gradients(everybody[c.local_slice(6)])
-        c.barrier()
-        return everybody.tolist()
-
-    assert ranks(3, work) == [[2.0, 3.0] * 3] * 3
-
-
 @pytest.mark.parametrize(
     ("count", "size", "operations"), [(1, 10, 1), (20, 10, 1), (500, 10, 1), (3, 131_072, 3)]
 )

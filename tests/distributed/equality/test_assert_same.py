@@ -14,7 +14,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.api.assert_same import AssertSame
-from nbparallel.distributed.equality.difference import CHUNK, MAX_CHUNKS, find_difference
+from nbparallel.distributed.equality.difference import CHUNK, MAX_CHUNKS
 from nbparallel.errors import (
     DifferentDataError,
     NbParallelError,
@@ -281,31 +281,11 @@ def test_what_cannot_be_compared(ranks: Any) -> None:
     assert ranks(2, work) == ["2", "2"]
 
 
-def test_many_groups() -> None:
+def test_many_groups(ranks: Any) -> None:
     """Of more than eight groups the last are only named."""
-    ranks = range(11)
-    barrier, board = threading.Barrier(11), [None] * 11
-    said: list[str] = []
-
-    def context(index: int) -> None:
-        def tell(value: Any) -> list[Any]:
-            board[index] = value
-            barrier.wait(10)
-            found = list(board)
-            barrier.wait(10)
-            return found
-
-        error = find_difference(np.full(3, max(1, index)), ranks, index, tell)
-        said.append(str(error))
-
-    threads = [threading.Thread(target=context, args=(i,)) for i in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(set(said)) == 1
-    assert "ranks 0-1 agree; rank 2 differs at [0]: 2 instead of 1 (3 of 3 elements); rank 3" in said[0]
-    assert said[0].endswith("rank 9 differs at [0]: 9 instead of 1 (3 of 3 elements); so does rank 10")
+    said = on_all(ranks(11, lambda c: [message(c, np.full(3, max(1, c.rank)))]))[0]
+    assert "ranks 0-1 agree; rank 2 differs at [0]: 2 instead of 1 (3 of 3 elements); rank 3" in said
+    assert said.endswith("rank 9 differs at [0]: 9 instead of 1 (3 of 3 elements); so does rank 10")
 
 
 def test_the_error_is_one_of_ours() -> None:

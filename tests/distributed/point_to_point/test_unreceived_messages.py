@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +9,6 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.errors import ForkedRankError
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control_layout import LEFT
 from nbparallel.wire.inspection import MessageReport, SentMessage
@@ -91,42 +87,6 @@ def test_memory_of_messages_that_will_be_dropped(ranks: Callable[..., list[Any]]
         return None
 
     assert ranks(2, work)[0] == (True, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.fault("F64")
-def test_a_child_that_returns_into_an_operation_is_no_rank(ranks: Callable[..., list[Any]]) -> None:
-    """A handler forks while the rank waits, and returns in the child too: only the rank goes on."""
-
-    def work(c: Communicator) -> Any:
-        me, children = os.getpid(), []
-        reader, writer = os.pipe()
-        if c.rank == 0:
-
-            def fork(*_: object) -> None:
-                children.append(os.fork())
-
-            signal.signal(signal.SIGALRM, fork)
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-        else:
-            time.sleep(1.0)
-        try:
-            first = float(c.all_reduce(np.array([c.rank + 1.0]))[0])
-            if os.getpid() != me:
-                c.all_reduce(np.array([1000.0]))
-        except ForkedRankError:
-            os.write(writer, b"refused")
-        finally:
-            if os.getpid() != me:
-                os._exit(0)
-        for child in children:
-            os.waitpid(child, 0)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as pipe:
-            said = pipe.read()
-        return first, float(c.all_reduce(np.array([c.rank + 1.0]))[0]), said
-
-    assert ranks(2, work) == [(3.0, 3.0, b"refused"), (3.0, 3.0, b"")]
 
 
 @pytest.mark.filterwarnings("error")

@@ -14,6 +14,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.errors import PeerFailedError
 from nbparallel.wire import control
 from nbparallel.wire.control_layout import LEFT
+from tests.distributed.runtime.test_stopped import stopped
 
 pytestmark = pytest.mark.fault("F4")
 
@@ -56,12 +57,6 @@ def test_killed_while_it_changes_its_slot(outcomes: Any, nth: int) -> None:
         assert rank == 1
         assert "SIGKILL" in text
         assert ended - found[1].death_ns < 5 * 0.2e9  # five times the promise: this machine is shared
-
-
-def stopped(running: Any, rank: int) -> bool:
-    """Whether the process of a rank is stopped."""
-    with open(f"/proc/{running.pids[rank]}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "T"
 
 
 @pytest.mark.slow

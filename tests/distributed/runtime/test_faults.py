@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from typing import Any
 
@@ -113,37 +112,6 @@ def test_a_forked_child_is_inert(ranks: Any) -> None:
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
         assert c.all_reduce(1) == 2
-
-    ranks(2, work)
-
-
-@pytest.mark.fault("F65")
-def test_threads_take_turns(ranks: Any) -> None:
-    """A second thread inside an operation gets an error at once; one after the other is fine."""
-
-    def work(c: Communicator) -> None:
-        if c.rank == 0:
-            errors: list[Exception] = []
-
-            def other() -> None:
-                try:
-                    c.barrier()
-                except RuntimeError as error:
-                    errors.append(error)
-
-            thread = threading.Timer(0.1, other)
-            thread.start()
-            assert c.recv(src=1) == "late"
-            thread.join()
-            assert "another thread" in str(errors[0])
-        else:
-            time.sleep(0.3)
-            c.send("late", 0)
-        result: list[int] = []
-        thread = threading.Thread(target=lambda: result.append(c.all_reduce(1)))
-        thread.start()
-        thread.join()
-        assert result == [2]
 
     ranks(2, work)
 

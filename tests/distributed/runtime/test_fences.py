@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.errors import CollectiveMismatchError
 from tests.distributed.conformance.cases import ALL, Setting, complete, dtypes_of
 from tests.distributed.conformance.guarded import Guards
 
@@ -65,30 +64,3 @@ def test_no_operation_leaves_its_buffers(ranks: Any, n: int) -> None:
         return count
 
     assert ranks(n, work, seconds=500) == [len(ALL) * len(SIZES)] * n
-
-
-@pytest.mark.fault("F37")
-def test_a_buffer_too_small_is_refused_and_the_sender_goes_on(ranks: Any) -> None:
-    """Nothing is written, the send has completed, and a right buffer then takes the message."""
-
-    def work(c: Communicator) -> None:
-        for size in (10, 3000, 200_000):
-            if c.rank == 0:
-                c.send(np.ones(size), 1)
-                c.send("sent", 1, tag=1)
-                continue
-            assert c.recv(src=0, tag=1) == "sent"
-            fences = Fences(c)
-            for shape, dtype in ((size - 1, "f8"), (size, "f4"), ((size, 1), "f8")):
-                buffer = fences.buffer(shape, dtype)
-                fences.remember()
-                with pytest.raises(CollectiveMismatchError, match="does not fit"):
-                    c.recv(buffer, src=0)
-                assert fences.untouched()
-            fits = fences.buffer(size, "f8")
-            assert c.recv(fits, src=0) == 0
-            assert (fits == 1).all()
-            fences.check()
-        c.barrier()
-
-    ranks(2, work)

@@ -15,8 +15,8 @@ import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import PeerFailedError
 from nbparallel.testing.waiting import wait_until
-from nbparallel.wire.control import ControlView, Operation, State
-from nbparallel.wire.control_layout import DEATH, FAILED, LOCKS
+from nbparallel.wire.control import Operation, State
+from nbparallel.wire.control_layout import DEATH, FAILED
 from tests.distributed.slots.lock_states import numbers, waits
 from tests.harness.ranks import Running, context_of
 
@@ -48,35 +48,6 @@ def test_a_dead_holder_in_a_cell_that_stops(outcomes: Any) -> None:
         rank, ended, abandoned = outcome.value
         assert (rank, abandoned) == (0, [(0, line)])
         assert ended - found[0].death_ns < 1e9
-
-
-@pytest.mark.fault("F39")
-def test_a_dead_holder_in_a_cell_that_goes_on(outcomes: Any) -> None:
-    """The next rank gets the lock with a warning that names the dead one; the ranks behind get none."""
-
-    def work(c: Communicator) -> Any:
-        context_of(c).cell.go_on = True
-        if c.rank == 0:
-            with dist.lock("x"):
-                wait_until(lambda: waits(c, 1) and waits(c, 2))
-                os.kill(os.getpid(), signal.SIGKILL)
-        wait_until(lambda: bool(context_of(c).view.read_locks(0)))
-        found = []
-        for _ in range(3):
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
-                with dist.lock("x") as lock:
-                    found.append((lock.abandoned, [(str(w.message), w.filename) for w in seen]))
-        return found
-
-    outcome = outcomes(3, work)
-    assert [outcome[1].error, outcome[2].error] == [None, None], outcome
-    got = [entry for rank in (1, 2) for entry in outcome[rank].value if entry != ((), [])]
-    line = work.__code__.co_firstlineno + 3
-    ((abandoned, ((text, filename),)),) = got
-    assert abandoned == (0,)
-    assert f"'x' was held by rank 0, which took it on line {line}, and died" in text
-    assert filename == __file__
 
 
 def test_a_dead_rank_that_only_waited_abandons_nothing(outcomes: Any) -> None:
@@ -201,36 +172,3 @@ def test_holders_killed_at_random_moments(outcomes: Any) -> None:
             assert outcome.error is None, outcome
             assert outcome.signal == signal.SIGKILL or outcome.value > 0
             assert outcome.signal is None or outcome.rank == victim
-
-
-def test_abandoned_locks_move_into_the_next_epoch() -> None:
-    """What no rank has learned is kept, also over two epochs; what one has learned is not."""
-    from nbparallel.wire import control, control_layout
-    from nbparallel.wire.control_layout import ABANDONED_ENTRIES, AbandonedLock, keep_locks
-
-    def segment() -> ControlView:
-        fd = control.create(3, 1)
-        try:
-            return ControlView(fd)
-        finally:
-            os.close(fd)
-
-    with segment() as first, segment() as second:
-        for rank in (0, 1):
-            w = first.word(rank, LOCKS)
-            first.words[w], first.words[w + 1], first.words[w + 2] = 1, 77 + rank, 2
-            first.words[w + 3] = 5 << 2 | 1
-        assert first.abandoned_locks() == []
-        first.write_death(0, signal=9)
-        first.write_death(1, signal=9)
-        kept = first.abandoned_locks()
-        assert [(lock.name, lock.rank, lock.line) for lock in kept] == [(77, 0, 5), (78, 1, 5)]
-        keep_locks(second.words, kept)
-        again = second.abandoned_locks()
-        assert [(lock.name, lock.rank, lock.line) for lock in again] == [(77, 0, 5), (78, 1, 5)]
-        w = second.word(2, LOCKS)
-        second.words[w], second.words[w + 1], second.words[w + 3] = 1, 77, again[0].number << 2 | 2
-        assert second.abandoned_locks() == again[1:]
-        keep_locks(second.words, [AbandonedLock(n, 0, 0, 0) for n in range(1, 200)])
-        assert second.words[control_layout.ABANDONED] == ABANDONED_ENTRIES
-        assert [lock.name for lock in second.abandoned_locks()] == list(range(200 - ABANDONED_ENTRIES, 200))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +10,6 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
-from tests.harness.ranks import Running
 
 pytestmark = pytest.mark.fault("F34")
 
@@ -96,48 +93,6 @@ def test_a_deadline_is_no_edge(outcomes: Any) -> None:
             c.recv(src=0)
 
     for outcome in outcomes(2, work):
-        assert outcome.error is None, outcome
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(40)
-def test_slow_and_stopped_ranks_are_no_deadlock(outcomes: Any) -> None:
-    """A rank that computes for seconds, or is stopped at a random moment, gives no report."""
-
-    def work(c: Communicator) -> None:
-        n = c.world_size
-        if c.rank == 0:
-            time.sleep(1.5)
-        for i in range(60):
-            c.send(i, (c.rank + 1) % n)
-            assert c.recv(src=(c.rank - 1) % n) == i
-            if i % 5 == 0:
-                c.barrier()
-            if c.rank == i % n:
-                time.sleep(0.02)
-
-    stops = iter([(1, 0.1), (2, 0.7), (0, 0.5), (1, 0.6), (2, 0.6)])
-    state: dict[str, Any] = {"at": time.monotonic() + 0.4, "stopped": None}
-
-    def meanwhile(running: Running) -> bool:
-        if time.monotonic() < state["at"]:
-            return False
-        if state["stopped"] is not None:
-            os.kill(running.pids[state["stopped"]], signal.SIGCONT)
-            state["stopped"] = None
-            state["at"] = time.monotonic() + 0.05
-            return False
-        stop = next(stops, None)
-        if stop is None:
-            return True
-        try:
-            os.kill(running.pids[stop[0]], signal.SIGSTOP)
-        except ProcessLookupError:
-            return True
-        state["stopped"], state["at"] = stop[0], time.monotonic() + stop[1]
-        return False
-
-    for outcome in outcomes(3, work, meanwhile=meanwhile, seconds=30):
         assert outcome.error is None, outcome
 
 

@@ -105,21 +105,14 @@ def test_a_forked_child_neither_holds_nor_releases(ranks: Any, how: str) -> None
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
-                code = 1
+                calls: dict[str, Any] = {"release": lock.release, "acquire": dist.lock("y").acquire}
+                refused = False
                 try:
-                    if how == "acquire":
-                        try:
-                            dist.lock("y").acquire()
-                        except ForkedRankError:
-                            code = 0
-                    elif how == "release":
-                        lock.release()
-                        code = 0
-                    else:
-                        lock.__exit__(None, None, None)
-                        code = 0
+                    calls.get(how, lambda: lock.__exit__(None, None, None))()
+                except ForkedRankError:
+                    refused = True
                 finally:
-                    os._exit(code)
+                    os._exit(refused != (how == "acquire"))
             _, status = os.waitpid(pid, 0)
             assert status == 0
             assert [entry.held for entry in context_of(c).view.read_locks(0)] == [True]

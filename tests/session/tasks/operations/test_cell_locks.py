@@ -169,38 +169,6 @@ abandoned
         assert found.values[0] == [(1,)] * 13
 
 
-@pytest.mark.parametrize("raising", ["take_entry", "clear_entry"])
-def test_a_handler_that_raises_leaves_no_lock(session: Session, raising: str) -> None:
-    """Whatever step of taking or releasing it raises in, other ranks get the lock."""
-    found = session.run(
-        f"""
-from nbparallel.distributed.slots.lock_table import LockTable
-import time
-table, original, failed = LockTable, LockTable.{raising}, []
-def raises(self, *args):
-    value = original(self, *args) if "{raising}" == "take_entry" else None
-    if not failed:
-        failed.append(1)
-        raise ValueError("of a handler")
-    return value if "{raising}" == "take_entry" else original(self, *args)
-if rank == 0:
-    table.{raising} = raises
-    try:
-        with dist.lock("h"):
-            pass
-    except ValueError:
-        pass
-    table.{raising} = original
-barrier()
-with dist.lock("h"):
-    pass
-all_reduce(1)
-""",
-        timeout=20,
-    )
-    assert list(found.values) == [3, 3, 3]
-
-
 def test_a_lock_taken_twice_is_said_once(session: Session) -> None:
     """The text is the same on each rank, and is not repeated for a rank that waited for the lock."""
     with pytest.raises(ParallelError, match="this rank holds the lock 'x' already since line 1") as caught:
