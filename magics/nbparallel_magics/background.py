@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from nbparallel.errors import BusyError
 from nbparallel_magics.error_display import brief_errors, briefly
 from nbparallel_magics.output.cell_output import CellOutput
+from nbparallel_magics.output.cell_views import CellView
 
 if TYPE_CHECKING:
     from nbparallel.session import CellResult, PendingCell, RankValues
@@ -93,6 +94,7 @@ def fetch(
     new_output: Callable[[], CellOutput],
     variables: MutableMapping[str, Any],
     remember: Callable[[BaseException], None],
+    views: Sequence[CellView],
 ) -> CellResult:
     """Wait for a cell, assign its values, return its result; or show what it printed, and raise its error.
 
@@ -106,6 +108,8 @@ def fetch(
         The notebook's, for the values.
     remember : callable
         Keeps the error for ``%parallel_tb``.
+    views : sequence of CellView
+        What flags may have asked for: a profile, a report of races …
     """
     from nbparallel.session.tasks.cell_queue import wait_for_end
     from nbparallel_magics import result_display  # brings numpy, which loading must not
@@ -115,7 +119,7 @@ def fetch(
     error = cell.pending.exception()
     if error is not None:
         if (partial := getattr(error, "result", None)) is not None:
-            result_display.show(new_output(), partial)
+            result_display.show(new_output(), partial, views)
         remember(error)
         with brief_errors():
             raise error
@@ -123,7 +127,9 @@ def fetch(
     if cell.out is not None:
         variables[cell.out] = found.values
     ending = "nothing was printed" if cell.out is None else f"its values are in {cell.out}"
-    return result_display.DisplayedResult.of(found, new_output, f"In[{cell.number}]", ending)
+    return result_display.DisplayedResult.of(
+        found, new_output=new_output, views=views, cell=f"In[{cell.number}]", ending=ending
+    )
 
 
 def _assign_ended(variables: MutableMapping[str, Any]) -> None:

@@ -310,7 +310,7 @@ class ParallelMagics(Magics):
         cell = background.find(name, variables) if name else state.background
         if cell is None:
             flags.RESULT.error("no cell was run with --async yet")
-        return background.fetch(cell, state.new_output, variables, state.remember)
+        return background.fetch(cell, state.new_output, variables, state.remember, state.views)
 
     @line_magic
     @documented_by(flags.OUTPUT)

@@ -43,9 +43,9 @@ class CellView:
 
     def show(self, result: Any) -> None:
         """Show what was found below the cell that runs; nothing if no rank has reported."""
-        self.last = getattr(result, self.found, None)
-        if self.last is not None:
-            display(self._view_of(self.last))
+        if (found := getattr(result, self.found, None)) is not None:
+            self.last = found
+            display(self._view_of(found))
 
     def show_of_error(self, error: BaseException, sink: CellOutput | None) -> None:
         """Show what was found of a cell that failed: of what its ranks have done until then."""
@@ -87,18 +87,12 @@ def profile_picture(profile: Profile) -> ProfileView:
     return ProfileView(profile)
 
 
-def show_drawn(drawn: Any) -> None:
-    """Show the picture of what ranks hold; nothing if no rank has reported."""
-    if drawn is not None:
-        display(picture(drawn))
-
-
 def show_now(
     session: Session, names: Sequence[str], ranks: Sequence[int] | None, namespace: Mapping[str, Any]
 ) -> None:
     """Show what names hold now on some ranks, None: on all; say what of `namespace` has not reached them."""
     found = session.draw(names)
-    show_drawn(found if ranks is None else found.only(ranks))
+    display(picture(found if ranks is None else found.only(ranks)))
     missing = [name for name in names if found.is_missing(name) and name in namespace]
     if missing:
         reach, them = ("reach", "them") if len(missing) > 1 else ("reaches", "it")

@@ -19,13 +19,14 @@ print('ended')
 rank * 10"""
 PRESS = """
 import os, signal, sys, threading, time, nbparallel_magics.background as background
+from nbparallel.session.tasks.cell_queue import wait_for_end
 
 def press():
     main = threading.main_thread().ident
     while True:
         frame = sys._current_frames()[main]
         while frame is not None:
-            if frame.f_code in (background.wait_for_end.__code__, background.wait_for_turn.__code__):
+            if frame.f_code in (wait_for_end.__code__, background.wait_for_turn.__code__):
                 return os.kill(os.getpid(), signal.SIGINT)
             frame = frame.f_back
         time.sleep(0.01)

@@ -26,6 +26,26 @@ def test_the_profile_stands_below_the_cell(any_kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
+def test_a_cell_in_the_background_and_its_result(kernel: Kernel) -> None:
+    """Profile and report of races stand below the cell when it has ended or failed, and below its result.
+
+    A notebook that is run as a whole (nbclient) has lost what comes after a cell: its result shows it.
+    """
+    kernel.run("%load_ext nbparallel\nimport numpy as np, time\nx = np.zeros(2)\n%share x", timeout=40)
+    flags = "%%parallel -n 2 --async --profile --check-races\n"
+    for ending, ename in (("print('ended')", ""), ("1 / 0", "ParallelError")):
+        cell = kernel.begin(f"{flags}time.sleep(0.3)\nx[0] += 1\n{ending}")
+        cell.wait()
+        result = kernel.run("%parallel_result", timeout=40)
+        assert (result.ename, "ended" in result.stdout) == (ename, not ename)
+        below = lambda cell=cell: [m.content["data"] for m in cell.messages if m.kind == "display_data"]  # noqa: E731
+        kernel.wait_until(lambda below=below: "data race" in f"{below()}", 20, "a report below the cell")
+        for displays in (below(), result.displays):
+            assert any("of the time is line 2" in display["text/html"] for display in displays)
+            assert any(display["text/plain"].startswith("1 data race") for display in displays)
+
+
+@pytest.mark.slow
 def test_a_map_has_a_profile(kernel: Kernel) -> None:
     """Of the function's lines; each rank sees its own items."""
     kernel.run("%load_ext nbparallel\nimport nbparallel as nbp, time", timeout=40)
