@@ -10,6 +10,7 @@ import math
 import os
 import pickle
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +24,13 @@ from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.runtime.waiting import WaitRecord
-from nbparallel.errors import HostLostError, InternalError, NbParallelError, PeerFailedError
+from nbparallel.errors import (
+    CollectiveTimeoutError,
+    HostLostError,
+    InternalError,
+    NbParallelError,
+    PeerFailedError,
+)
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.wire.control import Operation
 from nbparallel.wire.frames import Octets
@@ -69,8 +76,11 @@ class RankMail:
             with contextlib.suppress(OSError):  # it has a poke already that it has not read; or it ends
                 self._socket.send(POKE, socket.MSG_DONTWAIT)
 
-    def fetch(self, message: Envelope) -> AnyArray:
-        """Return the content of a message, as bytes in shared memory, when it has come from its host."""
+    def fetch(self, message: Envelope, deadline_ns: int | None) -> AnyArray:
+        """Return the content of a message, as bytes in shared memory, when it has come from its host.
+
+        After a time-out it can be fetched again.
+        """
         context, there = self._context, decode_handle(message.body)
         if self._socket is None:
             raise InternalError("the content of a message is on another host, and no cell on all ranks runs")
@@ -87,10 +97,17 @@ class RankMail:
             self._socket.send(question)
         except OSError as error:
             raise HostLostError("the node of this host, which carries messages, is gone") from error
-        context.waiter.until(lambda: words[word] >= number, source, check=lambda: self._check(source))
+        context.waiter.until(
+            lambda: words[word] >= number, source, check=lambda: self._check(source, deadline_ns)
+        )
         return memory
 
-    def _check(self, source: int) -> None:
+    def _check(self, source: int, deadline_ns: int | None) -> None:
+        if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
+            raise CollectiveTimeoutError(
+                f"recv: timed out while a message of rank {source} was coming from its host; "
+                "another `recv` still receives it"
+            )
         self._context.check_peers([source] if self._context.cell.go_on else None)
         if (lost := self._context.peers.lost()) is not None:
             raise self._context.mark_failed(lost)

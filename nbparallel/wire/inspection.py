@@ -126,6 +126,11 @@ class DrawnNames:
     """When it had run the cell, and began to look."""
 
 
+def is_users(group: int) -> bool:
+    """Whether messages with this word of a group are users', not steps of an operation: it is 0 or odd."""
+    return not group or bool(group & 1)
+
+
 @dataclass(frozen=True, slots=True)
 class SentMessage:
     """A message that was sent, or several alike."""

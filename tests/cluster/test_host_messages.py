@@ -350,6 +350,15 @@ def slow() -> Iterator[nbp.Session]:
         yield session
 
 
+def test_irecv_does_not_wait_for_a_large_message(slow: nbp.Session) -> None:
+    """It returns while the content is still with the sender."""
+    cell = "x = np.arange(3e6)\nif rank: send(x, 0)\nbarrier()\nbegan = time.monotonic()\n"
+    cell += "if not rank: work = irecv(src=1)\nnow = time.monotonic()\n"
+    cell += "right = rank or bool((work.result() == x).all())\n"
+    cell += "now - began < 0.2, right, time.monotonic() - now > 0.3"
+    assert slow.run(cell, namespace={"np": np, "time": time}).values[0] == (True, True, True)
+
+
 def test_a_large_message_comes_inside_of_another_wait(slow: nbp.Session) -> None:
     """Both waits count, and the rank lives on."""
     cell = "x = np.arange(3e6)\nif rank: work = irecv(src=0)\nelse: send(x, 1)\nbarrier()\n"
@@ -362,14 +371,41 @@ def test_a_message_that_was_left_is_not_mixed_with_the_next(slow: nbp.Session) -
     """An exception of a signal's handler ends a `recv`; what still comes of it is no part of the next."""
     cell = """
 import signal
-def late(*_): raise TimeoutError
+def late(*_): raise KeyError
 if rank:
     for i in (1, 2): send(np.full(24 << 20, i, "u1"), 0)
-else:
+barrier()
+if not rank:
     signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
     try: recv(src=1)
-    except TimeoutError: pass
+    except KeyError: pass
 np.unique(recv(src=1)).tolist() if rank == 0 else None
 """
     assert slow.run(cell, namespace={"np": np}).values[0] == [2]
+
+
+def test_a_large_message_may_come_too_late(slow: nbp.Session) -> None:
+    """A time-out ends `recv` while the content comes, and another `recv` still receives the message."""
+    cell = """
+if rank: send(np.arange(3e6), 0)
+barrier()
+if not rank:
+    began = time.monotonic()
+    try: recv(src=1, timeout=0.1)
+    except nbp.CollectiveTimeoutError as error: print(error, time.monotonic() - began < 0.3)
+recv(src=1)[-1] if rank == 0 else None
+"""
+    result = slow.run(cell, namespace={"np": np, "nbp": nbp, "time": time})
+    assert result.values[0] == 3e6 - 1
+    assert "message of rank 1 was coming from its host" in result[0].stdout
+    assert result[0].stdout.endswith("True\n")
+
+
+def test_a_collective_that_comes_too_late_leaves_no_message(slow: nbp.Session) -> None:
+    """No note names a message of the library's own."""
+    cell = "if rank: time.sleep(0.6)\nelse:\n    try: barrier(timeout=0.2)\n"
+    cell += "    except nbp.CollectiveTimeoutError as error: print(error)"
+    result = slow.run(cell, namespace={"nbp": nbp, "time": time})
+    assert "timed out" in result[0].stdout
+    assert result.notes == ()

@@ -138,11 +138,14 @@ class UnexpectedMessages:
 
     def report(self) -> tuple[Counts, Counts]:
         """Return what was not received, and what was of earlier cells, with how many there are of each."""
+        from nbparallel.wire.inspection import is_users  # few cells leave any
+
         late, self._late = self._late, Counter()
-        return tuple(Counter(map(self._described, self)).items()), tuple(late.items())
+        queued = Counter(self._described(m) for m in self if is_users(m.group))
+        return tuple(queued.items()), tuple(late.items())
 
     def _described(self, m: Envelope) -> SentMessage:
-        from nbparallel.wire.inspection import SentMessage  # few cells leave any
+        from nbparallel.wire.inspection import SentMessage
 
         return SentMessage(m.source, self._rank, m.tag, m.line, bool(m.group), m.cell)
 
@@ -270,13 +273,13 @@ class PostedReceives:
         """Post a receive."""
         self._receives.append(receive)
 
-    def match(self) -> None:
-        """Complete every receive whose message has arrived."""
+    def match(self, left: int = -1) -> None:
+        """Complete every receive whose message has arrived, but those of messages of the kind `left`."""
         if not self._receives:
             return
         for receive in list(self._receives):
             message = next(filter(receive.matches, self._unexpected), None)
-            if message is not None:
+            if message is not None and message.kind != left:
                 self._receives.remove(receive)
                 self._serve(receive, message)
 

@@ -40,7 +40,7 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.mismatch import table
 from nbparallel.distributed.work import Work
-from nbparallel.errors import CollectiveMismatchError, NbParallelError
+from nbparallel.errors import CollectiveMismatchError, CollectiveTimeoutError, NbParallelError
 from nbparallel.sharing.tensors import tensor_of
 from nbparallel.wire.control import Operation
 
@@ -127,8 +127,13 @@ class Receiver:
             self._check(buffer, message, line)
         try:
             value = self._content(buffer, message, line, deadline_ns)
-        finally:
-            self.unexpected.received(message)
+        except BaseException as error:
+            if message.kind != AWAY or not isinstance(
+                error, CollectiveTimeoutError
+            ):  # else it is still there
+                self.unexpected.received(message)
+            raise
+        self.unexpected.received(message)
         context.operations += 1
         # a large array travels elsewhere, and its handle here
         context.nbytes += value.nbytes if message.kind in (ADOPTED, STREAMED) else len(message.body)
@@ -142,7 +147,7 @@ class Receiver:
         if kind == STREAMED:
             return self._read_stream(buffer, message, line, deadline_ns)
         if kind == AWAY:
-            content, form = self._context.mail.fetch(message), self._packer.form(message)
+            content, form = self._context.mail.fetch(message, deadline_ns), self._packer.form(message)
             if form is None:
                 return loads(content.data, self._context.store)
             content = content.view(form[0]).reshape(form[1])
@@ -220,7 +225,7 @@ class Receiver:
     def post(self, receive: Receive) -> Work:
         """Begin a receive."""
         self._posted.add(receive)
-        self.advance()
+        self.advance(left=AWAY)  # it would wait for the content
         return receive.work
 
     def push(self, receive: Receive, deadline_ns: int | None, wait: bool) -> None:
@@ -240,11 +245,14 @@ class Receiver:
             )  # fmt: skip
             self._wait_for_message(request, lambda: work if work.done else None)
 
-    def advance(self) -> None:
-        """Take in everything that has arrived, and serve posted receives; not while a slot says "waiting"."""
+    def advance(self, left: int = -1) -> None:
+        """Take in what has arrived, and serve posted receives, but those of messages of the kind `left`.
+
+        Not while a slot says "waiting".
+        """
         for source in range(self._context.world_size):
             self.unexpected.take_in(source)
-        self._posted.match()
+        self._posted.match(left)
 
     def drain(self) -> None:
         """Take in what has arrived, but from ranks that a receive is waiting for."""
@@ -254,7 +262,12 @@ class Receiver:
         self._posted.match()
 
     def _serve(self, receive: Receive, message: Envelope) -> None:
-        work = receive.work
+        work, context = receive.work, self._context
+        outer = context.waiting
+        if outer is not None:
+            context.show(
+                None
+            )  # a large value takes long to copy: its sender must not see a rank that is stuck
         try:
             if receive.buffer is not None:
                 self._check(receive.buffer, message, work.line)
@@ -270,7 +283,9 @@ class Receiver:
                 raise  # in the middle of it: nothing more can come through that stream
         finally:
             self.unexpected.received(message)
-        self._context.nbytes += len(message.body)
+            if outer is not None:
+                context.show(outer)
+        context.nbytes += len(message.body)
 
     # -- cells -------------------------------------------------------------------------------------------
 

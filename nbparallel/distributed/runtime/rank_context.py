@@ -229,6 +229,8 @@ class RankContext:
         What messages to ranks elsewhere need.
     call_site : CallSite
         Finds the cell's line that is being executed.
+    waiting : WaitRecord or None
+        The wait that this rank is in.
     """
 
     def __init__(
@@ -267,6 +269,7 @@ class RankContext:
         self.mail = self.place.mail(self)
         self.timing = view.word(rank, TIMING)
         self.former_wait_ns = self._cells_wait_ns = 0
+        self.waiting: WaitRecord | None = None
 
     # -- cells ---------------------------------------------------------------------------------------
 
@@ -376,12 +379,8 @@ class RankContext:
 
     def wait(self, satisfied: Callable[[], bool], peer: int, wait: WaitRecord) -> None:
         """Wait until `satisfied`; raises if that has become impossible."""
-        view, rank, cell = self.view, self.rank, self.cell
-        view.write_slot(
-            rank, cell.number, State.WAITING, wait.operation, sequence=wait.sequence, peer=wait.peer,
-            tag=wait.tag, line=wait.line, deadline=wait.deadline_ns is not None, target=wait.target,
-            area=wait.area,
-        )  # fmt: skip
+        outer = self.waiting
+        self.show(wait)
         try:
             self.waiter.until(satisfied, peer, check=lambda: self.check(wait))
         finally:
@@ -389,8 +388,20 @@ class RankContext:
             # still waited for what it has already taken (a deadlock would be seen where none is).
             if not self.forked:
                 self.write_timing()
-                self.at_line(cell.statement, cell.last_line)
+                self.show(outer)
                 self.hooks.waited(wait, peer)
+
+    def show(self, wait: WaitRecord | None) -> None:
+        """Publish the wait that this rank is in; None: it computes."""
+        self.waiting, cell = wait, self.cell
+        if wait is None:
+            self.at_line(cell.statement, cell.last_line)
+            return
+        self.view.write_slot(
+            self.rank, cell.number, State.WAITING, wait.operation, sequence=wait.sequence, peer=wait.peer,
+            tag=wait.tag, line=wait.line, deadline=wait.deadline_ns is not None, target=wait.target,
+            area=wait.area,
+        )  # fmt: skip
 
     def check(self, wait: WaitRecord) -> None:
         """Raise if `wait` cannot succeed; and go on with what other ranks need of this one."""

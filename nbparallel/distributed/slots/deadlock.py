@@ -97,8 +97,9 @@ class DeadlockDetector:
             return sources
         if record.operation is Operation.send:
             if record.target:  # waits until the message was taken
-                taken = words[layout.head_word(me, record.peer) + 2]
-                return None if taken >= record.target else [record.peer]
+                head = layout.head_word(me, record.peer)
+                arrived = words[layout.tail_word(me, record.peer)] == words[head]  # else `irecv` may take it
+                return [record.peer] if arrived and words[head + 2] < record.target else None
             return None  # a rank that waits makes room for others, so this ends
         if not record.target:
             return None

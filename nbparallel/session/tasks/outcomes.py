@@ -39,7 +39,7 @@ from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import ControlView, SlotRecord, State
 from nbparallel.wire.control_layout import OPERATION_BITS, RECORD, RECORD_ALIGN
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.inspection import MessageReport, SentMessage
+from nbparallel.wire.inspection import MessageReport, SentMessage, is_users
 from nbparallel.wire.messages import (
     Cause,
     CellTask,
@@ -510,7 +510,7 @@ def in_ring(control: ControlView, source: int, destination: int, start: int = 0)
         length, _, _, tag, line, group = RECORD.unpack(head)
         if length < RECORD.size:
             return  # damaged: the rank that takes it reports that
-        if tag >= 0:
+        if tag >= 0 and is_users(group):
             yield SentMessage(source, destination, tag, line, bool(group))
         position += (length + RECORD_ALIGN - 1) & -RECORD_ALIGN
 

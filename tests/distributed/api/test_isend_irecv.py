@@ -17,6 +17,7 @@ from nbparallel.errors import (
     DeadlockError,
     StaleWorkError,
 )
+from tests.harness.ranks import context_of
 
 
 def test_the_order_of_receives(ranks: Any) -> None:
@@ -96,6 +97,36 @@ def test_errors_come_when_waited_for(ranks: Any) -> None:
             with pytest.raises(error):
                 call()
         c.barrier()
+
+    ranks(2, work)
+
+
+class SlowlyRebuilt:
+    """Takes longer to receive than two looks for a deadlock are apart."""
+
+    def __reduce__(self) -> Any:
+        return time.sleep, (0.7,)
+
+
+@pytest.mark.parametrize("slow", ["value", "rank"])
+def test_a_receive_that_takes_long_is_no_deadlock(ranks: Any, slow: str) -> None:
+    """A rank that receives while it waits for something else is not stuck, also for the value's sender."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            w = c.irecv(src=1)
+            hooks, progress = context_of(c).hooks, context_of(c).hooks.progress
+            if slow == "rank":  # as if it were stopped before it looks at what has come
+                hooks.progress = lambda: (time.sleep(0.7), progress())
+        c.barrier()
+        if c.rank == 1:
+            c.strict_sync(True)
+            c.send(SlowlyRebuilt() if slow == "value" else 1, 0)
+            c.strict_sync(False)
+        c.barrier()
+        if c.rank == 0:
+            hooks.progress = progress
+            w.wait()
 
     ranks(2, work)
 

@@ -14,8 +14,9 @@ import pytest
 from nbparallel.distributed import Communicator, tracing
 from nbparallel.sharing import Store
 from nbparallel.wire import control
+from nbparallel.wire.control import State
 from nbparallel.wire.timeline import RankTimeline
-from tests.harness.ranks import parts_of
+from tests.harness.ranks import context_of, parts_of
 
 
 @contextlib.contextmanager
@@ -61,6 +62,8 @@ def test_operations_of_two_ranks_can_be_compared(ranks: Any) -> None:
         x = np.ones(1 << 17)
 
         def cell() -> None:
+            while c.rank == 1 and context_of(c).view.read_slot(0).state is not State.WAITING:
+                time.sleep(0.01)
             time.sleep(0.2 * c.rank)
             c.all_reduce(x)
             c.send(x, 1) if c.rank == 0 else c.recv(src=0)
