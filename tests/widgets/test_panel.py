@@ -26,10 +26,14 @@ class Scene:
         self.now: SessionActivity | None = None
         self.error: Exception | None = None
         self.looks = self.surveys = 0
+        self.cost = 0.0  # seconds of processor time
 
     def look(self) -> SessionActivity | None:
         """Look."""
         self.looks += 1
+        until = time.thread_time() + self.cost
+        while time.thread_time() < until:
+            pass
         if self.error is not None:
             raise self.error
         return self.now
@@ -218,3 +222,12 @@ def test_many_ranks_are_sent_less_often(panel: Panel, scene: Scene, outputs: Out
     before = scene.looks
     time.sleep(0.3)
     assert scene.looks - before <= 1 + 0.3 * panels.BYTES_PER_SECOND / size
+
+
+def test_looks_that_cost_more_are_less_frequent(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """The panel takes at most 1 % of a cell's time, however slow the machine or many the ranks."""
+    scene.now, scene.cost = STRAGGLER, 0.002
+    began, before = time.perf_counter(), scene.looks
+    panel.begin(outputs)
+    wait_until(lambda: scene.looks == before + 3)
+    assert time.perf_counter() - began > 2 * scene.cost / 0.01

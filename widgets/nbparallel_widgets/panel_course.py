@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,6 +45,18 @@ class Stretch(NamedTuple):
     items: int
     """Items that it ended."""
 
+    @classmethod
+    def between(cls, earlier: Sequence[Stretch], before: RankSample, now: RankSample, end: float) -> Stretch:
+        """Return what follows earlier ones: what was done between two samples."""
+        return cls(
+            earlier[-1].end if earlier else 0.0,
+            end,
+            max(0.0, now.computing - before.computing),
+            max(0.0, now.waiting - before.waiting),
+            max(0.0, now.moving - before.moving),
+            now.items - before.items,
+        )
+
 
 @dataclass(slots=True)
 class Course:
@@ -57,6 +69,8 @@ class Course:
     slowest: tuple[float, int] = (0.0, -1)
     """Seconds of the item that took longest, as far as that was seen, and its index."""
     _samples: list[tuple[float, dict[int, RankSample]]] = field(default_factory=list)
+    _fixed: dict[int, tuple[list[Stretch], RankSample, int]] = field(default_factory=dict)
+    """Rank -> what will not change of its stretches, up to which sample, and how many samples that are."""
     _unassigned: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Rank -> seconds that it waited for ranks that were not seen yet."""
     _items: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -78,11 +92,13 @@ class Course:
             self._time_item(rank, activity.seconds)
         while self._samples and activity.seconds <= self._samples[-1][0]:
             self._samples.pop()  # a cell ends when its last rank has ended it, which is noticed later
+            self._fixed.clear()
         if len(self._samples) > 1 and activity.seconds < self._samples[-2][0] + self._spacing:
             self._samples.pop()  # the newest is kept until it is old enough
         self._samples.append((activity.seconds, sample))
         if len(self._samples) > MOST_SAMPLES:
             del self._samples[1:-1:2]
+            self._fixed.clear()
             self._spacing = activity.seconds / len(self._samples)
 
     @property
@@ -110,21 +126,21 @@ class Course:
         """Return for how long a rank has had its item."""
         return now - self._items[rank][1] if rank in self._items else 0.0
 
-    def stretches(self, rank: int) -> Iterator[Stretch]:
-        """Yield what a rank did, in order."""
-        begin, before = 0.0, RankSample(0.0, 0.0, 0.0, 0, True)
-        newest = self._samples[-1][1] if self._samples else {}
-        for end, sample in self._samples:
+    def stretches(self, rank: int) -> list[Stretch]:
+        """Return what a rank did, in order."""
+        fixed, before, seen = self._fixed.get(rank, ([], RankSample(0.0, 0.0, 0.0, 0, True), 0))
+        for end, sample in self._samples[seen:-1]:
             now = sample.get(rank)
-            if now is None or end <= begin or not (now.known or sample is newest):
-                continue
-            computing = max(0.0, now.computing - before.computing)
-            waiting = max(0.0, now.waiting - before.waiting)
-            moving = max(0.0, now.moving - before.moving)
-            # in the newest it may have ended
-            until = min(end, begin + computing + waiting + moving) if sample is newest else end
-            yield Stretch(begin, until, computing, waiting, moving, now.items - before.items)
-            begin, before = end, now
+            if now is not None and now.known and end:
+                fixed.append(Stretch.between(fixed, before, now, end))
+                before = now
+        self._fixed[rank] = fixed, before, max(0, len(self._samples) - 1)
+        for end, sample in self._samples[-1:]:
+            if rank in sample and end > (fixed[-1].end if fixed else 0.0):
+                newest = Stretch.between(fixed, before, sample[rank], end)
+                until = newest.begin + newest.computing + newest.waiting + newest.moving
+                return [*fixed, newest._replace(end=min(end, until))]  # it may have ended
+        return fixed
 
     def steady(self, sentence: str, activity: SessionActivity) -> str:
         """Return a sentence, or the one before as long as it has stood for less than a second."""

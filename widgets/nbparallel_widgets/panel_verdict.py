@@ -10,7 +10,7 @@ from nbparallel.errors import LEFT_OUT, rank_list
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets.panel_course import Course
-from nbparallel_widgets.timeline_text import LITTLE, fixed_text, stands_out
+from nbparallel_widgets.timeline_text import LITTLE, stands_out
 
 _ABSENT = re.compile(rf"ranks? (\d[-\d, ]*) (?={LEFT_OUT} )")
 """Begins the error about ranks that left a call out."""
@@ -20,7 +20,7 @@ GETTING_READY = ("none", "starting", "moving")
 
 
 def verdict(activity: SessionActivity, course: Course) -> str:
-    """Return what stands out: ``rank 2 holds the others up: they waited 22.8 of 34.8 s for it``."""
+    """Return what stands out: ``rank 2 holds the others up: they wait for it 66 % of their time``."""
     match activity.phase:
         case "none":
             return f"{ranks_text(activity.ranks)}: no cell has run yet"
@@ -43,11 +43,9 @@ def verdict(activity: SessionActivity, course: Course) -> str:
     waiting, whole = _waiting(activity.ranks), _whole(activity.ranks)
     if (rank := held_up_by(activity, course)) >= 0:
         others = [other for other in activity.ranks if other.rank != rank]
-        verb = "holds" if running else "held"
-        end = 10 if activity.seconds >= 1 else activity.seconds  # so many decimals
-        waited = fixed_text(min(_awaited(activity, course)[rank], _waiting(others)), end).split()[0]
-        theirs = fixed_text(_whole(others), end)
-        return f"rank {rank} {verb} the others up: they waited {waited} of {theirs} for it"
+        share = min(_awaited(activity, course)[rank], _waiting(others)) / (_whole(others) or 1)
+        what = "holds the others up: they wait" if running else "held the others up: they waited"
+        return f"rank {rank} {what} for it {share:.0%} of their time".replace("%", " %")
     if whole and waiting >= LITTLE * whole:
         verb = "is" if running else "was"
         return f"no rank stands out: {waiting / whole:.0%} of the time {verb} waiting".replace("%", " %")

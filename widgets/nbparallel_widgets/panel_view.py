@@ -57,6 +57,11 @@ _IMPORTANT = (
     "finished",
     "idle",
 )
+_STATES = {
+    "moving": "moving data",
+    "idle": "finished",
+    "released": "stopped, because another rank failed",
+}
 
 
 def axis_end(activity: SessionActivity) -> float:
@@ -86,7 +91,7 @@ def state_text(rank: RankActivity, activity: SessionActivity) -> str:
             return "idle"
         if not took_part(rank):
             return "took no part"
-    text = {"moving": "moving data", "idle": "finished"}.get(rank.state, rank.state)
+    text = _STATES.get(rank.state, rank.state)
     if rank.state == "waiting" and rank.waits_for:
         text += f" for {rank_list(rank.waits_for)}"
     if rank.operation and rank.state in ("waiting", "moving"):
@@ -162,10 +167,12 @@ def _own_memory(rank: RankActivity) -> str:
 
 def _hidden(activity: SessionActivity, shown: Sequence[RankActivity]) -> list[str]:
     """Return a line about ranks that have no row."""
+    if len(shown) == len(activity.ranks):
+        return []
     hidden = set(activity.ranks) - set(shown)
     counts = {state: sum(rank.state == state for rank in hidden) for state in _IMPORTANT}
     text = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
-    return [f"… and {len(hidden):,} more ranks: {text}"] if hidden else []
+    return [f"… and {len(hidden):,} more ranks: {text}"]
 
 
 def _bad(activity: SessionActivity) -> bool:
@@ -212,7 +219,7 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
 def _letters(rank: RankActivity, course: Course, end: float) -> str:
     """Return a letter for each part of the axis: what the rank did most in it."""
     letters = ""
-    stretches = list(course.stretches(rank.rank))
+    stretches = course.stretches(rank.rank)
     begins = [stretch.begin for stretch in stretches]
     for i in range(LETTERS_WIDE if end else 0):
         middle = (i + 0.5) * end / LETTERS_WIDE
@@ -273,7 +280,7 @@ def _row(
 
 
 def _strip(rank: RankActivity, course: Course, end: float, wrong: bool) -> str:
-    stretches = list(course.stretches(rank.rank))
+    stretches = course.stretches(rank.rank)
     times = ", ".join(f"{kind} {_percent(share)}" for kind, share in _shares(rank).items())
     cuts = "".join(f"M{WIDTH * s.end / end:.1f} 0v{HEIGHT}" for s in stretches if s.items)
     marks = f'<path d="{cuts}" class="nbp-cut"/>' if cuts else ""

@@ -7,6 +7,7 @@ at every resolution, and distinguishes kinds without colours.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, UNKNOWN, WAITING
@@ -17,6 +18,8 @@ HEIGHTS = {COMPUTING: 14, WAITING: 4, MOVING: 9, UNKNOWN: 2}
 KINDS = (COMPUTING, WAITING, MOVING)
 HEIGHT, WIDTH = 14, 1000
 """Of the picture, which is stretched to the page."""
+_TOGETHER = 15
+"""Stretches whose pieces are worked out together."""
 _FROM_BELOW = (WAITING, MOVING, COMPUTING)
 
 
@@ -29,7 +32,7 @@ def strip(about: str, pieces: str) -> str:
     )
 
 
-def areas(stretches: Sequence[Sequence[float]], end: float) -> Iterator[str]:
+def areas(stretches: Sequence[tuple[float, ...]], end: float) -> Iterator[str]:
     """Yield an area for each kind, one above the other; equal neighbours are one piece of the path.
 
     Parameters
@@ -39,8 +42,18 @@ def areas(stretches: Sequence[Sequence[float]], end: float) -> Iterator[str]:
     end : float
         Seconds at which the strip ends.
     """
-    floors = [float(HEIGHT)] * len(stretches)
     scale = WIDTH / end if end else 0.0
+    parts = [_paths(tuple(stretches[i : i + _TOGETHER]), scale) for i in range(0, len(stretches), _TOGETHER)]
+    for kind, paths in zip(_FROM_BELOW, zip(*parts, strict=True), strict=False):
+        if path := "".join(paths):
+            yield f'<path d="{path}" fill="{COLOURS[kind]}"/>'
+
+
+@functools.lru_cache(1024)
+def _paths(stretches: tuple[tuple[float, ...], ...], scale: float) -> list[str]:
+    """Return the pieces of each kind: those of a strip that grows are worked out once."""
+    floors = [float(HEIGHT)] * len(stretches)
+    paths = []
     for kind in _FROM_BELOW:
         column, tallest = 2 + KINDS.index(kind), HEIGHTS[kind]
         pieces: list[list[float]] = []  # where each begins and ends, its floor and its height
@@ -55,12 +68,13 @@ def areas(stretches: Sequence[Sequence[float]], end: float) -> Iterator[str]:
                     pieces[-1][1] = until
                 else:
                     pieces.append([begin, until, floor, tall])
-        if pieces:
-            path = "".join(
+        paths.append(
+            "".join(
                 f"M{begin * scale:.1f} {floor}v-{tall}h{(until - begin) * scale:.1f}V{floor}z"
                 for begin, until, floor, tall in pieces
             )
-            yield f'<path d="{path}" fill="{COLOURS[kind]}"/>'
+        )
+    return paths
 
 
 def swatch(kind: str) -> str:

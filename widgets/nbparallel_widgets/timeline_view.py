@@ -133,7 +133,7 @@ def _together(spans: Sequence[Span], between: Mapping[str, float], timeline: Tim
             stretches[-1][2 + KINDS.index(kind)] += span.seconds * share
     count = sum(bool(span.operation) for span in spans)
     about = f"{count:,} short pieces of operations, {seconds_text(spans[-1].end - spans[0].begin)}"
-    yield f"<g><title>{about}</title>{''.join(areas(stretches, timeline.seconds or 1.0))}</g>"
+    yield f"<g><title>{about}</title>{''.join(areas([*map(tuple, stretches)], timeline.seconds or 1.0))}</g>"
 
 
 def _about_span(span: Span) -> str:
