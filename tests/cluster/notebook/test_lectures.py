@@ -30,11 +30,9 @@ NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
 SHARED = "is an array that ranks may write"
 ONE_MACHINE = {
     "01-hello-ranks": {r"\b(means|scores|hits)\b": SHARED},
-    "03-send-and-receive": {r"\btogether\b": SHARED},
-    "04-collectives": {
-        r"\b(ordered|lengths)\b": SHARED,
-    },
-    "05-training": {r"\bruns\b": SHARED, r"\bpaths\b": SHARED},
+    "03-send-and-receive": {},
+    "04-collectives": {},
+    "05-training": {r"\bruns\b": SHARED},
 }
 """By notebook: names of cells that cannot run on hosts, and what the first of them says."""
 LEAST_CELLS = 12
