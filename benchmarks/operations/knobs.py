@@ -15,7 +15,7 @@ from benchmarks.operations.lines import LARGE, Line, case
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import direct, in_place
 from nbparallel.distributed.data_parallel import gradients
-from nbparallel.distributed.point_to_point import packing, sender, streaming
+from nbparallel.distributed.point_to_point import endpoints, packing, streaming
 from nbparallel.distributed.runtime import waiting
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -133,7 +133,7 @@ KNOBS = (
     ),
     Knob([(streaming, "CHUNKS")], (2, 3, 4, 6, 8), [*_large("send", shared=False, ranks=(2,))]),
     Knob(
-        [(sender, "INLINE"), (streaming, "LEAST"), (packing, "LEAST")], _powers(4 * KIB, 32 * KIB),
+        [(endpoints, "INLINE"), (streaming, "LEAST"), (packing, "LEAST")], _powers(4 * KIB, 32 * KIB),
         [*_small("ping-pong", (6 * KIB, 12 * KIB, 24 * KIB, 30 * KIB))], "B",
     ),
     Knob(

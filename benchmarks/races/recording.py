@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.report import Figure, Section
 from nbparallel.distributed.races.access_recorder import AccessRecorder, UserLines, label_function
-from nbparallel.distributed.races.doors import doors
+from nbparallel.distributed.races.checked_cell import doors
 from nbparallel.distributed.races.traced_array import recording, trace
 
 LARGE = 16_000_000

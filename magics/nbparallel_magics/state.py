@@ -258,14 +258,14 @@ class ExtensionState:
     def check_size(self, world_size: int | None, running: int) -> None:
         """Refuse so many ranks, of which some run; ValueError says why."""
         if world_size is not None and world_size > running:
-            from nbparallel.session.processes.limits import check_ranks_per_cpu, check_world_size
+            from nbparallel.session.processes.launch import check_ranks_per_cpu, check_world_size
 
             check_world_size(world_size, running)
             check_ranks_per_cpu(world_size, self.configuration.ranks_per_cpu)
 
     def note_default_size(self, session: Session) -> None:
         """Have the next cell show why there are so many ranks, where nothing but the CPUs says how many."""
-        from nbparallel.session.processes.limits import cpu_count_text, usable_cpus
+        from nbparallel.session.processes.launch import cpu_count_text, usable_cpus
 
         cpus, size = usable_cpus(), session.world_size
         by_default = not self.configuration.n and size == cpus and not session.place.parts

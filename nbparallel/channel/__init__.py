@@ -1,6 +1,5 @@
 """Framed bytes and file descriptors between two processes; knows nothing of arrays."""
 
-from nbparallel.channel.channel import Channel
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import Channel, SegmentClient
 
 __all__ = ["Channel", "SegmentClient"]

@@ -47,9 +47,8 @@ from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun,
 from nbparallel.sharing.memory.array_layout import describe_dtype
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.wire.control import FailureKind
-from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.messages import runs_user_code
-from nbparallel.wire.name_updates import NameKind, NameUpdate
+from nbparallel.wire.name_updates import ArrayHandle, NameKind, NameUpdate
 from nbparallel.wire.units import size_text
 
 # Arrays of the notebook on their way to hosts: each once to a host, in pieces, into shared memory there.

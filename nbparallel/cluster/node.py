@@ -25,7 +25,7 @@ from nbparallel.cluster.node_session import NodeSession
 from nbparallel.errors import NbParallelError, label_of_rank
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.rank_death import RankDeath
+from nbparallel.session.processes.rank_handle import RankDeath
 from nbparallel.wire.messages import Display, Outcome
 
 # Output of a host's ranks on its way to the notebook: folded, so that events are few.

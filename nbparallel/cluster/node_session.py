@@ -37,9 +37,8 @@ from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
-from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.messages import Outcome, RankMemory, Task, runs_user_code
-from nbparallel.wire.name_updates import NameKind
+from nbparallel.wire.name_updates import ArrayHandle, NameKind
 
 if TYPE_CHECKING:
     from nbparallel.session.diagnostics.doctor import Finding

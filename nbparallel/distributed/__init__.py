@@ -27,8 +27,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nbparallel.distributed.api.cartesian import CartesianGrid
 from nbparallel.distributed.api.groups import (
+    CartesianGrid,
     is_backend_available,
     is_gloo_available,
     is_mpi_available,

@@ -7,11 +7,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from nbparallel.distributed.api.assert_same import AssertSame
-from nbparallel.distributed.api.cartesian import GridOperations
 from nbparallel.distributed.api.data_movement import DataMovement
-from nbparallel.distributed.api.data_parallel import DataParallel
-from nbparallel.distributed.api.groups import GroupOperations
+from nbparallel.distributed.api.data_parallel import AssertSame, DataParallel
+from nbparallel.distributed.api.groups import GridOperations, GroupOperations
 from nbparallel.distributed.api.locks import Locks
 from nbparallel.distributed.api.mpi_reductions import MpiReductions
 from nbparallel.distributed.api.object_lists import ObjectLists
@@ -20,9 +18,8 @@ from nbparallel.distributed.api.point_to_point import PointToPoint
 from nbparallel.distributed.api.reductions import Reductions
 from nbparallel.distributed.collectives.direct import KeptBuffer
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupTable
-from nbparallel.distributed.point_to_point.receiver import Receiver
+from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
-from nbparallel.distributed.point_to_point.sender import Sender
 from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.observers import Observers
@@ -36,7 +33,7 @@ from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.identity import WorldPlace
-from nbparallel.wire.timeline import RankTimeline
+from nbparallel.wire.messages import RankTimeline
 
 if TYPE_CHECKING:  # a tenth of what a script's import of the operations takes
     from nbparallel.wire.inspection import MessageReport
@@ -76,11 +73,6 @@ class Communicator(
     `ForkedRankError`.  After a failure the epoch is invalid: every further operation raises the first cause,
     until the engine makes a new communicator.
     """
-
-    locks: LockTable
-    rank: int
-    world_size: int
-    epoch: int
 
     def __init__(
         self,

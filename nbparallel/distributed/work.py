@@ -26,10 +26,6 @@ class Ticket:
     """
 
     __slots__ = ("call", "line", "site", "waited")
-    call: str
-    line: int
-    site: CallSite
-    waited: bool
 
     def __init__(self, call: str, line: int, site: CallSite) -> None:
         self.call, self.line, self.site, self.waited = call, line, site, False
@@ -66,11 +62,6 @@ class Work:
     Buffers belong to the operation until it is completed.  Work that was never waited for is reported at the
     end of the cell.
     """
-
-    call: str
-    line: int
-    ticket: Ticket
-    done: bool
 
     def __init__(self, call: str, site: CallSite) -> None:
         self.call, self.line = call, site.line()

@@ -30,7 +30,7 @@ from IPython.core.completer import provisionalcompleter
 import nbparallel
 from nbparallel import distributed, sharing
 from nbparallel.channel import Channel
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import SegmentClient
 from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, failures, tasks

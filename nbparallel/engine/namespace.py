@@ -23,9 +23,8 @@ from nbparallel.transfer.content import content_digest
 from nbparallel.transfer.pickling import loads
 from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.transfer.variable_info import advice_to_bring
-from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.inspection import Origin
-from nbparallel.wire.name_updates import NameKind, NameUpdate, UsageHints
+from nbparallel.wire.name_updates import ArrayHandle, NameKind, NameUpdate, UsageHints
 
 MISSING: Any = object()
 """Nothing was delivered under the name, or it is gone."""

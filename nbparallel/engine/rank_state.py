@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine.debugger import Breakpoints, FailureFrames
 from nbparallel.engine.environment import Defaults

@@ -29,7 +29,7 @@ from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
 from nbparallel.transfer.cell_sources import label_of
 from nbparallel.transfer.pickled_items import dump_item, load_item
-from nbparallel.transfer.shown_values import show_value
+from nbparallel.transfer.variable_info import show_value
 from nbparallel.wire.control_layout import ITEMS, KEEP_FRAMES, TICKET
 from nbparallel.wire.inspection import DrawnNames, ShownValue
 from nbparallel.wire.messages import (
@@ -45,12 +45,12 @@ from nbparallel.wire.messages import (
     PushTask,
     RankMemory,
     RankSegment,
+    RankTimeline,
     ScriptTask,
     Task,
     runs_user_code,
 )
 from nbparallel.wire.name_updates import UsageHints
-from nbparallel.wire.timeline import RankTimeline
 
 # The report of one task on a rank: what it returned or raised, how long it took, what memory it made.
 

@@ -39,7 +39,7 @@ class ForkProcess(ValueProcess, library.ForkProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        from nbparallel.multiprocessing.starting.forked_process import ForkPopen
+        from nbparallel.multiprocessing.starting.start_methods import ForkPopen
 
         return ForkPopen(process_obj)
 
@@ -49,7 +49,7 @@ class SpawnProcess(ValueProcess, library.SpawnProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        from nbparallel.multiprocessing.starting.fresh_interpreter import SpawnPopen
+        from nbparallel.multiprocessing.starting.start_methods import SpawnPopen
 
         return SpawnPopen(process_obj)
 
@@ -63,7 +63,7 @@ class ForkServerProcess(ValueProcess, library.ForkServerProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        from nbparallel.multiprocessing.starting.fork_server import ForkServerPopen
+        from nbparallel.multiprocessing.starting.start_methods import ForkServerPopen
 
         return ForkServerPopen(process_obj)
 
@@ -117,7 +117,7 @@ class _Factory(library.BaseContext):
 
     def set_forkserver_preload(self, module_names: Sequence[str], **options: Any) -> None:
         """Set what our fork server loads before it forks, besides this package."""
-        from nbparallel.multiprocessing.starting.fork_server import present_server
+        from nbparallel.multiprocessing.starting.start_methods import present_server
 
         present_server.set_forkserver_preload(list(module_names), **options)  # since 3.15: on_error
 

@@ -20,8 +20,11 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from nbparallel.multiprocessing.connection import Connection, MessageListener, adopt_end
-from nbparallel.multiprocessing.starting.interrupts import begin_interrupts, deferred_sigint
-from nbparallel.multiprocessing.starting.process_state import concrete_context
+from nbparallel.multiprocessing.starting.process_state import (
+    begin_interrupts,
+    concrete_context,
+    deferred_sigint,
+)
 
 
 class ProxyEnd(Connection):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nbparallel.distributed.tracing.profiling.profile import Profile
     from nbparallel.errors import NbParallelError
     from nbparallel.wire.inspection import DrawnNames
-    from nbparallel.wire.timeline import RankTimeline
+    from nbparallel.wire.messages import RankTimeline
 
 RACES = "nbparallel.distributed.races"
 """The observer of ``check_races=True``."""

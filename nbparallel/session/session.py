@@ -22,8 +22,7 @@ from nbparallel.session.interrupts import InterruptCounter, SessionLock
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
 from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.processes.elastic_pool import ElasticPool, SessionRanks, TaskPool
-from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.limits import check_world_size, usable_cpus
+from nbparallel.session.processes.launch import SupervisorLaunch, check_world_size, usable_cpus
 from nbparallel.session.results import CellResult, DrawnValues, RankValues
 from nbparallel.session.tasks.cell import CellOptions, check_cell, check_drawn, select_ranks, split_names
 from nbparallel.session.tasks.cell_queue import PendingCell, QueuedCell, nudge_first
@@ -41,7 +40,7 @@ from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
-    from nbparallel.channel.segment_client import SegmentClient
+    from nbparallel.channel.channel import SegmentClient
     from nbparallel.session.monitoring.activity import ActivityReader, SessionActivity
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
@@ -203,8 +202,6 @@ class Session:
     [1, 1]
     """
 
-    keep_messages: bool
-    read_in_place: bool
     keep_frames: bool = False  # for a notebook's %debug
 
     def __init__(

@@ -23,7 +23,7 @@ from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe
 from nbparallel.sharing.memory.mapping import Access, Content, Root, write_content
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import SegmentSource, Strategy
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 
 # Locking: how every operation of a store begins and ends.
 
@@ -84,9 +84,6 @@ class Store:
     Thread-safe.  In a forked child every method raises `ForkedRankError`, and nothing that dies there has
     any effect on the parent; arrays that exist stay readable there.
     """
-
-    client: int
-    rights_changes: int
 
     def __init__(self, client: int = 0, *, pool_nbytes: int | None = None) -> None:
         self.client = client

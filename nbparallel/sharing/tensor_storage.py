@@ -6,7 +6,7 @@ of them lives.  torch is never imported here before the user has imported it.
 Note [torch's own shared memory]
 --------------------------------
 ``share_memory_()`` puts a storage into a file in memory that torch has mapped.  It becomes one of our
-segments by its descriptor, as a user's file does in `file_arrays`: the same pages, mapped once more.  The
+segments by its descriptor, as a user's file does in `arrays`: the same pages, mapped once more.  The
 storage itself is not touched: so nothing that views it, in Python or in C++, is left on other memory.
 """
 

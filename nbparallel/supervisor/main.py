@@ -10,8 +10,8 @@ segments and sends descriptors.  It never unpickles, and blocks in `poll` only.
            ──segments─┤                        segments  REGISTER FETCH RELEASE … (the kernel is client 0)
                       supervisor ──template──  FORK -> <- TEMPLATE_READY FORKED
     rank r ──segments─┘                        ANNOUNCE -> , then as the kernel's
-    client ──segments──                        (`introduced`) the same; another's INTRODUCE, its ANNOUNCE,
-                                               MEET LEAVE_WORLD (`worlds`)
+    client ──segments──                        (`worlds`) the same; another's INTRODUCE, its ANNOUNCE,
+                                               MEET LEAVE_WORLD
 
 The kernel's end ends everything here: its pidfd reports it, because a forked child of the kernel could hold
 its sockets open.  End-of-file on one of these sockets ends everything as well; on the socket of a living
@@ -42,9 +42,9 @@ from nbparallel.supervisor.children import (
     reset_signals,
 )
 from nbparallel.supervisor.clients import Client, Clients, Outbox, SupervisorEventLoop, take, take_or_end
-from nbparallel.supervisor.introduced import KINDS, IntroducedClients
 from nbparallel.supervisor.orphans import Orphans, mark_children
 from nbparallel.supervisor.sweep import remove_leftovers, sweep_and_notify
+from nbparallel.supervisor.worlds import KINDS, IntroducedClients
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import pack_report

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from nbparallel.supervisor import children
-from nbparallel.supervisor.process_table import descriptors, environment, kill_where
+from nbparallel.supervisor.children import descriptors, environment, kill_where
 from nbparallel.wire.identity import Process, has_ended, process_of, process_state, this_process
 
 SESSION, CLIENT, OWNER = "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER"

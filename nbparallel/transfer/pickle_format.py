@@ -19,7 +19,7 @@ import numpy as np
 from nbparallel.errors import InternalError, ProtocolError
 from nbparallel.sharing import Access, Location, SegmentSource
 from nbparallel.sharing.memory.mapping import Root
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 
 # Blobs: large buffers of a pickled object, written once into a segment, mapped copy-on-write.
 #

@@ -42,7 +42,7 @@ from nbparallel.transfer.pickle_format import (
 )
 from nbparallel.transfer.tensor_pickling import Ties, find_reducers
 from nbparallel.transfer.unpickling import own_globals, unpickle
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 
 # Error messages for objects that cannot be pickled: which part, and what to do.
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from nbparallel.sharing import tensor_storage
 from nbparallel.transfer import definitions
 from nbparallel.transfer.pickle_format import LARGE, ArrayStore, CommonCopies
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 
 if TYPE_CHECKING:
     import torch

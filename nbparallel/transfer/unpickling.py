@@ -13,7 +13,7 @@ from nbparallel.sharing.tensor_storage import shared_storage
 from nbparallel.transfer import cell_sources, definitions
 from nbparallel.transfer.pickle_format import ArrayStore
 from nbparallel.transfer.tensor_pickling import Ties
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 
 
 class _Unpickler(pickle.Unpickler):

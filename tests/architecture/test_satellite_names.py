@@ -46,7 +46,6 @@ NAMED: dict[str, dict[str, str]] = {
         f"{_S}.monitoring.segments": "`host` of `SharedSegment`",
         f"{_M}.flags": "`%parallel_cluster`",
         f"{_M}.magics": "the same",
-        f"{_M}.views.hosts": "what it shows",
         f"{_M}.views.segments": "the column of `%parallel_segments`",
         f"{_M}.views.status": "the column of `%parallel_status`",
     },

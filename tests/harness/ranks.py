@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbparallel.distributed import Communicator, set_current
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupTable
-from nbparallel.distributed.point_to_point.receiver import Receiver
-from nbparallel.distributed.point_to_point.sender import Sender
+from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.tracing import OperationTracer

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import SegmentClient
 from nbparallel.sharing import SegmentBroker, Store, current_store, store
 from nbparallel.supervisor.sweep import look
 

@@ -12,7 +12,7 @@ from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
 import nbparallel_magics
-from nbparallel.session.processes.limits import check_world_size
+from nbparallel.session.processes.launch import check_world_size
 from nbparallel.wire.identity import WorldPlace
 
 Script = Callable[[Any, Any], Any]

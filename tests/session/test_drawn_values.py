@@ -11,8 +11,8 @@ import pytest
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.session.results import DrawnValues
-from nbparallel.testing.waiting import wait_until
-from nbparallel.transfer import shown_values
+from nbparallel.testing.strategies import wait_until
+from nbparallel.transfer import variable_info
 from nbparallel_widgets.draw import DrawnView
 from nbparallel_widgets.draw_text import NEW, SEVERAL, NumberOrigins, rows, value_text
 
@@ -203,7 +203,7 @@ def test_little_travels(two_ranks: Session) -> None:
     assert held(drawn, "h") == ["ndarray (1,) object"] * 2
     assert not NumberOrigins(drawn, 0).complete
     assert all(
-        sum(len(line) for block in row.after or () for line in block.rows) <= shown_values.MOST_SHOWN
+        sum(len(line) for block in row.after or () for line in block.rows) <= variable_info.MOST_SHOWN
         for index in range(8)
         for row in rows(drawn, index)
     )

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 
 import pytest
 
-from nbparallel.channel.segment_client import lost_error
+from nbparallel.channel.channel import lost_error
 from nbparallel.sharing import Store
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame

@@ -13,8 +13,8 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     StrategyUnavailableError,
 )
-from nbparallel.sharing import current_store, file_arrays
-from nbparallel.sharing.strategies import named_files, registry
+from nbparallel.sharing import arrays, current_store
+from nbparallel.sharing.strategies import page_allocation, registry
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
 from nbparallel.testing.strategies import temporary_registry
 
@@ -101,10 +101,10 @@ def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
         nbp.from_file(tmp_path / "none.npy")
     with pytest.raises(SharedMemoryFullError):
         nbp.from_file(tmp_path / "big.npy", "u1", 1 << 60, mode="w+")
-    monkeypatch.setattr(named_files, "file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr(page_allocation, "file_system_of", lambda path: "nfs4")
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.from_file(tmp_path / "x.npy")
-    monkeypatch.setattr(named_files, "file_system_of", lambda path: "fuse.drive")  # Colab's Google Drive
+    monkeypatch.setattr(page_allocation, "file_system_of", lambda path: "fuse.drive")  # Colab's Google Drive
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.set_sharing_strategy("mmap", directory=tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["o.npy", "x.npy"]
@@ -136,7 +136,7 @@ def test_errors_speak_of_the_users_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.readlink(f"/proc/self/fd/{fd}"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(file_arrays, "fill", no_room)  # of the draft
+        patched.setattr(arrays, "fill", no_room)  # of the draft
         assert isinstance(refused(tmp_path / "x.npy", **new), SharedMemoryFullError)
     for content, words in {
         b"\x93NUMPY\1": "damaged",
@@ -157,7 +157,7 @@ def test_errors_speak_of_the_users_file(tmp_path, monkeypatch):
 def test_a_network_file_system_may_be_insisted_on(tmp_path, monkeypatch):
     """`allow_network=True` opens the file all the same; the ranks are told about the directory as well."""
     strategy = MemoryMapStrategy()
-    monkeypatch.setattr(named_files, "file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr(page_allocation, "file_system_of", lambda path: "nfs4")
     np.save(tmp_path / "x.npy", np.arange(10))
     assert nbp.from_file(tmp_path / "x.npy", allow_network=True).sum() == 45
     assert nbp.from_file(tmp_path / "y.npy", int, 3, "w+", allow_network=True).sum() == 0

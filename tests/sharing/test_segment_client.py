@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nbparallel.channel import Channel, SegmentClient, segment_client
+from nbparallel.channel import Channel, SegmentClient, channel
 from nbparallel.errors import ChannelClosedError, SegmentLostError
 from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.wire.frames import Kind
@@ -108,7 +108,7 @@ def test_a_signal_handler_may_listen_while_we_look_whether_something_came(monkey
 
     ours, theirs = map(Channel, Channel.pair())
     with monkeypatch.context() as patch:
-        patch.setattr(segment_client, "select", SimpleNamespace(poll=Interrupted, POLLIN=select.POLLIN))
+        patch.setattr(channel, "select", SimpleNamespace(poll=Interrupted, POLLIN=select.POLLIN))
         client = SegmentClient(ours, 1)
     theirs.send(Kind.IDLE, Idle(segment_id(1, 1)).pack())
     assert client.notices() == ()

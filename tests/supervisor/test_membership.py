@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.worlds import Membership, exit_status
-from nbparallel.wire.identity import Process, process_of
-from nbparallel.wire.rendezvous import Join
+from nbparallel.wire.identity import Join, Process, process_of
 
 
 def _join(rank: int, size: int = 3, versions: str = "1", cpus: tuple[int, ...] = (0,)) -> Join:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 
 
 @dataclass

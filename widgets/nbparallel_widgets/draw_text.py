@@ -10,7 +10,7 @@ from operator import attrgetter
 from nbparallel.errors import rank_list
 from nbparallel.errors.text.table import Table
 from nbparallel.session.results import DrawnValues
-from nbparallel.transfer.shown_values import MOST_NUMBERS
+from nbparallel.transfer.variable_info import MOST_NUMBERS
 from nbparallel.wire.inspection import Number, ShownBlock, ShownValue
 
 SEVERAL, NEW = -1, -2

@@ -30,7 +30,6 @@ class NamedLock:
     """
 
     __slots__ = ("_find", "_timeout", "_token", "abandoned", "name")
-    name: str
 
     def __init__(self, name: str, timeout: Timeout, find: Callable[[], LockTable]) -> None:
         self._token = 0

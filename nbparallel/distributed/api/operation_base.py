@@ -15,8 +15,7 @@ from nbparallel.distributed.collectives.nonblocking import (
     PendingOperation,
 )
 from nbparallel.distributed.group import Group
-from nbparallel.distributed.point_to_point.receiver import Receiver
-from nbparallel.distributed.point_to_point.sender import Sender
+from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import in_kind_of
 from nbparallel.distributed.work import Tickets, Work, combined_work

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import SegmentClient
 from nbparallel.distributed.bootstrap.rendezvous import Admission, arrive_and_wait, meet_at_supervisor
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
@@ -30,8 +30,8 @@ from nbparallel.errors import ChannelClosedError, ForkedRankError, SupervisorDie
 from nbparallel.sharing import Store
 from nbparallel.wire.control_layout import MAX_WORLD_SIZE
 from nbparallel.wire.frames import Kind
+from nbparallel.wire.identity import Join, client_of
 from nbparallel.wire.parcels import LeaveWorld
-from nbparallel.wire.rendezvous import Join, client_of
 from nbparallel.wire.segments import FIRST_INTRODUCED
 
 # Checks the arguments of `init_process_group`: rank, world size, the directory of the rendezvous.

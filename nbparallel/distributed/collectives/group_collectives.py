@@ -21,8 +21,7 @@ from nbparallel.distributed.collectives.movements import Movement, Movements, Pa
 from nbparallel.distributed.collectives.nonblocking import MaxLoc, NonblockingCalls, ProgressEngine, Scan
 from nbparallel.distributed.collectives.reduce import Reduce
 from nbparallel.distributed.group import Group
-from nbparallel.distributed.point_to_point.receiver import Receiver
-from nbparallel.distributed.point_to_point.sender import Sender
+from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint

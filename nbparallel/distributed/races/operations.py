@@ -27,14 +27,7 @@ import numpy as np
 from nbparallel.distributed.arguments import MISSING
 from nbparallel.distributed.communicator import OPERATIONS, Communicator
 from nbparallel.distributed.group import Group
-from nbparallel.distributed.races.access_log import (
-    READ,
-    WRITE,
-    Acquire,
-    BroadcastArray,
-    Key,
-    Publish,
-)
+from nbparallel.distributed.races.access_log import READ, WRITE, Acquire, BroadcastArray, Key, Publish
 from nbparallel.distributed.races.access_recorder import AccessRecorder
 from nbparallel.distributed.races.traced_array import (
     TracedArray,

@@ -8,8 +8,8 @@
     x += y, np.sin(x)     __array_ufunc__ (`ufunc_calls`)            read, and `out` written
     np.sort(x)            __array_function__ (`numpy_functions`)
     x.sort(), x.tolist()  methods of C that go through none of these (`array_methods`)
-    np.asarray(x)         doors: functions that look at the memory itself (`doors`)
-    private[:] = x[2:5]   numpy asks nothing: the cell's code does (`seen_code`)
+    np.asarray(x)         doors: functions that look at the memory itself (`checked_cell`)
+    private[:] = x[2:5]   numpy asks nothing: the cell's code does (`checked_cell`)
 
 The class has no attributes of its own, so that views cost little; outside a checked cell an object of it
 that was kept behaves as a plain array.

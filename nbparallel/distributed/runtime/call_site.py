@@ -82,8 +82,6 @@ class CallSite:
     """
 
     __slots__ = ("_latest", "_lines_of", "filename", "label")
-    filename: str
-    label: str
 
     def __init__(self, filename: str = "", label: str = "") -> None:
         self.filename, self.label = filename, label

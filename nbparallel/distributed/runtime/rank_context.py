@@ -40,8 +40,8 @@ from nbparallel.wire.control_layout import (
     TIMING_WORDS,
     WRITING,
 )
-from nbparallel.wire.handles import ArrayHandle
 from nbparallel.wire.identity import WorldPlace
+from nbparallel.wire.name_updates import ArrayHandle
 
 # The other ranks of an epoch, as their words in the control segment show them (failed, died, left).
 

@@ -15,7 +15,7 @@ from nbparallel.errors import ForkedRankError, InternalError, ReadOnlyArrayError
 from nbparallel.sharing.lifecycle.segment import Location
 from nbparallel.sharing.store import Store, current_store
 from nbparallel.sharing.tensors import as_array, is_tensor, tensor_of
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 
 AnyArray: TypeAlias = npt.NDArray[Any]
 MAX_KNOWN = 64

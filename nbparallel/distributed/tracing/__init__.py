@@ -38,7 +38,7 @@ from nbparallel.wire.control_layout import (
     TIMING_UNCOUNTED,
     Operation,
 )
-from nbparallel.wire.timeline import Noted, RankTimeline
+from nbparallel.wire.messages import Noted, RankTimeline
 
 KEPT = 2000
 """Operations of one cell that are kept, the last ones; 50 bytes each on their way."""

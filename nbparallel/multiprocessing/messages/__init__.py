@@ -3,7 +3,7 @@
 One message of a queue::
 
     sender    Queue.put                  the library's own thread calls parcels.pickle_message:
-                pickle_fast_path           what the library would write, if that needs nothing of ours; else:
+                its fast path              what the library would write, if that needs nothing of ours; else:
                   parcels.pack, transfer   a shared array becomes a handle, a large private one is copied once
                   SupervisorConnection.post  a parcel holds the segments while the message is under way
     receiver  pickle.loads               parcels.open_parcel: maps the segments

@@ -30,8 +30,7 @@ import numpy as np
 
 from nbparallel.errors import WorkerDiedError
 from nbparallel.multiprocessing.messages.parcels import SharedPayload, join_household
-from nbparallel.multiprocessing.starting.interrupts import wait_interruptibly
-from nbparallel.multiprocessing.starting.process_state import default_context
+from nbparallel.multiprocessing.starting.process_state import default_context, wait_interruptibly
 from nbparallel.multiprocessing.workers.batches import (
     Assignment,
     BatchMaker,
@@ -402,21 +401,6 @@ class DataLoader:
     >>> [batch.tolist() for batch in DataLoader(range(5), batch_size=2)]
     [[0, 1], [2, 3], [4]]
     """
-
-    dataset: Any
-    batch_size: int | None
-    drop_last: bool
-    sampler: Iterable[Any] | None
-    batch_sampler: Iterable[Any] | None
-    num_workers: int
-    timeout: float
-    worker_init_fn: Callable[[int], Any] | None
-    collate_fn: Callable[[Any], Any] | None
-    prefetch_factor: int
-    persistent_workers: bool
-    in_order: bool
-    start_method: str | None
-    seed: int
 
     def __init__(
         self,

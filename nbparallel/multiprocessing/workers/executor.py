@@ -26,8 +26,11 @@ from multiprocessing import util
 from typing import Any, NamedTuple, cast
 
 from nbparallel.multiprocessing.messages.parcels import ArgumentCache
-from nbparallel.multiprocessing.starting.interrupts import wait_interruptibly
-from nbparallel.multiprocessing.starting.process_state import BEFORE_CHILDREN, default_context
+from nbparallel.multiprocessing.starting.process_state import (
+    BEFORE_CHILDREN,
+    default_context,
+    wait_interruptibly,
+)
 from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
 from nbparallel.wire.system import affine_cpus
 

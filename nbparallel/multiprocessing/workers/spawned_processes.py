@@ -14,8 +14,12 @@ from typing import Any
 
 from nbparallel.errors import NbParallelError, PeerFailedError, RankDiedError
 from nbparallel.errors.questions import class_name, traceback_of
-from nbparallel.multiprocessing.starting.interrupts import SLICE_SECONDS, begin_interrupts
-from nbparallel.multiprocessing.starting.process_state import argument_tuple, default_context
+from nbparallel.multiprocessing.starting.process_state import (
+    SLICE_SECONDS,
+    argument_tuple,
+    begin_interrupts,
+    default_context,
+)
 from nbparallel.multiprocessing.workers.dead_workers import end_processes, signal_of
 from nbparallel.multiprocessing.workers.task_interrupts import describable
 
@@ -40,10 +44,6 @@ class ProcessException(NbParallelError, RuntimeError):  # noqa: N818  torch's na
         Its process id.
     """
 
-    msg: str
-    error_index: int
-    error_pid: int
-
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg)
         self.msg, self.error_index, self.error_pid = msg, error_index, error_pid
@@ -66,9 +66,6 @@ class ProcessExitedException(ProcessException):
     signal_name : str or None
         ``"SIGKILL"`` and so on.
     """
-
-    exit_code: int
-    signal_name: str | None
 
     def __init__(
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
@@ -108,9 +105,6 @@ class ProcessContext:
     sentinels : dict
         Of those that have not been joined -> index.
     """
-
-    processes: list[Any]
-    sentinels: dict[Any, int]
 
     def __init__(self, processes: Sequence[Any], reports: Sequence[Any]) -> None:
         self.processes = list(processes)

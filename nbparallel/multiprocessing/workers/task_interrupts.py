@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from nbparallel.errors import RemoteError
 from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
-from nbparallel.multiprocessing.starting.interrupts import begin_interrupts
+from nbparallel.multiprocessing.starting.process_state import begin_interrupts
 
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
 """What other tasks raise that were under way."""

@@ -27,12 +27,15 @@ from typing import Any, NamedTuple, NoReturn
 from nbparallel.multiprocessing.messages.parcels import (
     ArgumentCache,
     pickle_message,
+    try_pickle,
     why_unsendable,
     withdraw_parcel,
 )
-from nbparallel.multiprocessing.messages.pickle_fast_path import try_pickle
-from nbparallel.multiprocessing.starting.interrupts import is_readable_within
-from nbparallel.multiprocessing.starting.process_state import follow_strategy, present_strategy
+from nbparallel.multiprocessing.starting.process_state import (
+    follow_strategy,
+    is_readable_within,
+    present_strategy,
+)
 from nbparallel.multiprocessing.workers.task_interrupts import TaskInterrupts
 
 _READY = b""

@@ -23,8 +23,12 @@ from nbparallel.errors import WorkerDiedError
 from nbparallel.errors.questions import class_name, text_of
 from nbparallel.multiprocessing.connection import Pipe
 from nbparallel.multiprocessing.messages.parcels import ArgumentCache
-from nbparallel.multiprocessing.starting.interrupts import wait_interruptibly
-from nbparallel.multiprocessing.starting.process_state import argument_tuple, concrete_context, watch_end
+from nbparallel.multiprocessing.starting.process_state import (
+    argument_tuple,
+    concrete_context,
+    wait_interruptibly,
+    watch_end,
+)
 from nbparallel.multiprocessing.workers.dead_workers import end_processes, fail_all, fail_jobs, settle
 from nbparallel.multiprocessing.workers.task_interrupts import (
     INTERRUPTED,

@@ -12,7 +12,7 @@ import numpy as np
 
 from nbparallel.errors import ParallelError
 from nbparallel.errors.text.table import Table, TableView
-from nbparallel.session.processes.limits import cpu_count_text, usable_cpus
+from nbparallel.session.processes.launch import cpu_count_text, usable_cpus
 from nbparallel.session.results import CellResult
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.dispatch import call_task

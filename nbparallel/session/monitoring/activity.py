@@ -24,16 +24,15 @@ from nbparallel.session.monitoring.segments import (
 from nbparallel.session.monitoring.timeline import awaited_spans
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes.elastic_pool import ElasticPool
-from nbparallel.session.processes.rank_death import describe_death
-from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import RankHandle, describe_death
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellClock, CellRecord, RankTimes
 from nbparallel.session.tasks.dispatch import TaskDispatcher
 from nbparallel.session.tasks.outcomes import is_waiting, times_now, times_of
 from nbparallel.wire.control import ControlView, FailureKind, SlotRecord, State
 from nbparallel.wire.control_layout import ARRIVE, ItemRecord
+from nbparallel.wire.messages import OperationSpan
 from nbparallel.wire.system import ReadText, read_text
-from nbparallel.wire.timeline import OperationSpan
 
 # Process memory: what the system says about one process, cheap enough to be read several times a second.
 #

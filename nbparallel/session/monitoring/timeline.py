@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbparallel.session.processes.limits import usable_cpus
+from nbparallel.session.processes.launch import usable_cpus
 from nbparallel.session.results import CellRecord, RankTimes
 from nbparallel.session.tasks.outcomes import times_of
-from nbparallel.wire.timeline import OperationSpan, RankTimeline
+from nbparallel.wire.messages import OperationSpan, RankTimeline
 
 COMPUTING, WAITING, MOVING, UNKNOWN = "computing", "waiting", "moving", "not noted"
 """Kinds of a `Span`; of what ran before an `UNKNOWN` one ended, operations are only counted."""

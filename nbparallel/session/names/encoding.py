@@ -27,8 +27,7 @@ from nbparallel.transfer import pickling
 from nbparallel.transfer.definitions import find_modules
 from nbparallel.transfer.pickle_format import ArrayStore, Pickled
 from nbparallel.transfer.pickling import Serialised, serialise
-from nbparallel.wire.handles import ArrayHandle
-from nbparallel.wire.name_updates import NameKind, NameUpdate
+from nbparallel.wire.name_updates import ArrayHandle, NameKind, NameUpdate
 
 
 def is_importable(module: types.ModuleType) -> bool:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import SegmentClient
 from nbparallel.errors import NO_RANKS, STOPPED, ClosedError, StartError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.limits import check_world_size
-from nbparallel.session.processes.rank_death import describe_death
+from nbparallel.session.processes.launch import SupervisorLaunch, check_world_size
+from nbparallel.session.processes.rank_handle import describe_death
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.transfer.pickle_format import ArrayStore
 from nbparallel.wire.identity import WorldPlace

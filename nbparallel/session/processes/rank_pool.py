@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import SegmentClient
 from nbparallel.errors import (
     STOPPED,
     ClosedError,
@@ -34,10 +34,16 @@ from nbparallel.errors import (
 )
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
-from nbparallel.session.processes.launch import SupervisorLaunch, free_port, has_magics, notebook_colors
-from nbparallel.session.processes.limits import as_start_error, start_error, usable_cpus
-from nbparallel.session.processes.rank_death import RankDeath
-from nbparallel.session.processes.rank_handle import EventLoop, RankHandle, working_context
+from nbparallel.session.processes.launch import (
+    SupervisorLaunch,
+    as_start_error,
+    free_port,
+    has_magics,
+    notebook_colors,
+    start_error,
+    usable_cpus,
+)
+from nbparallel.session.processes.rank_handle import EventLoop, RankDeath, RankHandle, working_context
 from nbparallel.session.processes.supervisor_client import RankQueries, SupervisorClient
 from nbparallel.sharing import Store
 from nbparallel.sharing.broker import SegmentBroker

@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, StartError
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.limits import as_start_error, start_error
-from nbparallel.session.processes.rank_death import CLOSED_SOCKETS, RankDeath
-from nbparallel.session.processes.rank_handle import EventLoop, RankHandle
-from nbparallel.supervisor.process_table import environment, kill_where
+from nbparallel.session.processes.launch import SupervisorLaunch, as_start_error, start_error
+from nbparallel.session.processes.rank_handle import CLOSED_SOCKETS, EventLoop, RankDeath, RankHandle
+from nbparallel.supervisor.children import environment, kill_where
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import CompletionRequest, Completions, LedgerRow, NamespaceReport, read_report
 from nbparallel.wire.system import ReadText, cgroups, do_all, is_debugged, read_text, ready

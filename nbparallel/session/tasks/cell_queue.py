@@ -11,7 +11,7 @@ from functools import partial
 from nbparallel.errors import BusyError, NbParallelError
 from nbparallel.session.interrupts import InterruptCounter, SessionLock
 from nbparallel.session.output import OutputSink, TaskOutput
-from nbparallel.session.processes.limits import as_start_error
+from nbparallel.session.processes.launch import as_start_error
 from nbparallel.session.results import CellResult
 from nbparallel.session.tasks.task_run import TaskRun
 

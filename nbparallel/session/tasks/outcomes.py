@@ -21,8 +21,7 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     rank_list,
 )
-from nbparallel.session.processes.rank_death import RankDeath, describe_death, stderr_excerpt
-from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import RankDeath, RankHandle, describe_death, stderr_excerpt
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import (
     CellRecord,
@@ -47,10 +46,10 @@ from nbparallel.wire.messages import (
     MessageSettlement,
     Outcome,
     RankFailure,
+    RankTimeline,
     ScriptTask,
 )
 from nbparallel.wire.system import PAUSE_SECONDS
-from nbparallel.wire.timeline import RankTimeline
 
 # Cell times: where each rank's time in a cell has gone, while it runs and when it has ended.
 #

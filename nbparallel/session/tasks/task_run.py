@@ -29,8 +29,7 @@ from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import Preparation
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.elastic_pool import TaskPool
-from nbparallel.session.processes.rank_death import RankDeath
-from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import RankDeath, RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.wire.control import IMPORT_SECONDS, ControlView

@@ -24,7 +24,7 @@ from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.memory.memory_limits import check_descriptor, check_mappings, spare
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import Strategy
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 from nbparallel.wire.segments import Ended, Hold, Notice, Release, Unmap
 
 # Mapping cache: mappings of other processes' memory that no array uses any more, for the next array there.

@@ -32,7 +32,7 @@ from nbparallel.sharing.lifecycle.segment import (
 )
 from nbparallel.sharing.memory.array_layout import extent
 from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, RetryQueue, Root
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 from nbparallel.wire.segments import Drop, Fetched, Forget, Intend, Lost, Notice, Release, Unmap, creator_of
 
 # Address map: which mapping an address belongs to.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nbparallel.errors import InvalidHandleError, ObjectArrayError, with_article
 from nbparallel.sharing.tensors import array_at, describe_extension, rebuild_extension
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 from nbparallel.wire.segments import is_segment_id, is_use
 
 Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]

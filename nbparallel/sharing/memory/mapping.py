@@ -277,9 +277,6 @@ class Mapping:
     """
 
     __slots__ = ("_lease", "_memory", "_populated", "access", "address", "nbytes")
-    access: Access
-    address: int
-    nbytes: int
 
     def __init__(self, memory: mmap.mmap, access: Access, address: int | None = None) -> None:
         self._memory: mmap.mmap | None = memory

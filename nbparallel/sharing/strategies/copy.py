@@ -19,21 +19,10 @@ class CopyStrategy(Strategy):
 
     # docstrings inherited
 
-    @property
-    def name(self) -> str:
-        return "copy"
-
-    @property
-    def unavailable_reason(self) -> str | None:
-        return None
-
-    @property
-    def needs_clean_up(self) -> bool:
-        return False
-
-    @property
-    def shares(self) -> bool:
-        return False
+    name = "copy"
+    unavailable_reason = None
+    needs_clean_up = False
+    shares = False
 
     def create(
         self, nbytes: int, content: Content | None = None, intend: Intend = no_session

@@ -11,8 +11,12 @@ import sys
 
 from nbparallel.sharing.memory.mapping import Access, Content, Mapping
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
-from nbparallel.sharing.strategies.named_files import adopt_named, create_named
-from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, map_whole
+from nbparallel.sharing.strategies.page_allocation import (
+    SegmentDirectory,
+    adopt_named,
+    create_named,
+    map_whole,
+)
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 
 DIRECTORY = "/dev/shm"
@@ -28,9 +32,7 @@ class FileSystemStrategy(Strategy):
 
     # docstrings inherited
 
-    @property
-    def name(self) -> str:
-        return "file_system"
+    name = "file_system"
 
     @property
     def unavailable_reason(self) -> str | None:
@@ -40,9 +42,7 @@ class FileSystemStrategy(Strategy):
             return f"{self._directory} may not be written to by this user"
         return None
 
-    @property
-    def needs_clean_up(self) -> bool:
-        return True
+    needs_clean_up = True
 
     def create(
         self, nbytes: int, content: Content | None = None, intend: Intend = no_session

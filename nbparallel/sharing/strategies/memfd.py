@@ -46,9 +46,7 @@ class MemfdStrategy(Strategy):
             return f"this Python has no os.memfd_create (on {sys.platform}; Linux has it from glibc 2.27 on)"
         return _refusal()
 
-    @property
-    def needs_clean_up(self) -> bool:
-        return False
+    needs_clean_up = False
 
     def create(
         self, nbytes: int, content: Content | None = None, intend: Intend = no_session
@@ -130,9 +128,7 @@ class FileDescriptorStrategy(MemfdStrategy):
 
     # docstrings inherited
 
-    @property
-    def name(self) -> str:
-        return "file_descriptor"
+    name = "file_descriptor"
 
 
 # The strategy `file_region`: many arrays in one large region.
@@ -152,9 +148,7 @@ class FileRegionStrategy(MemfdStrategy):
 
     # docstrings inherited
 
-    @property
-    def name(self) -> str:
-        return "file_region"
+    name = "file_region"
 
     @property
     def packs_below(self) -> int:

@@ -20,8 +20,13 @@ from typing import Any
 
 from nbparallel.errors import StrategyUnavailableError
 from nbparallel.sharing.memory.mapping import Access, Content, Mapping
-from nbparallel.sharing.strategies.named_files import adopt_named, create_named, network_reason
-from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, map_whole
+from nbparallel.sharing.strategies.page_allocation import (
+    SegmentDirectory,
+    adopt_named,
+    create_named,
+    map_whole,
+    network_reason,
+)
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource, Strategy, no_session
 from nbparallel.wire.locked_names import ON_DISK
 
@@ -35,9 +40,7 @@ class MemoryMapStrategy(Strategy):
 
     # docstrings inherited
 
-    @property
-    def name(self) -> str:
-        return "mmap"
+    name = "mmap"
 
     @property
     def directory(self) -> str:
@@ -50,9 +53,7 @@ class MemoryMapStrategy(Strategy):
     def unavailable_reason(self) -> str | None:
         return _why_not(self.directory, allow_network=self._allow_network)
 
-    @property
-    def needs_clean_up(self) -> bool:
-        return True
+    needs_clean_up = True
 
     @property
     def options(self) -> dict[str, Any]:

@@ -26,10 +26,9 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.children import SENT_BY_PEOPLE, raise_file_limit, reset_signals
 from nbparallel.supervisor.clients import Clients, is_ready
 from nbparallel.supervisor.external.listener import Listener
-from nbparallel.supervisor.introduced import KINDS, IntroducedClients
-from nbparallel.supervisor.worlds import World, WorldMember, exit_status
+from nbparallel.supervisor.worlds import KINDS, IntroducedClients, World, WorldMember, exit_status
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.rendezvous import Join, Reason, Refused, client_of
+from nbparallel.wire.identity import Join, Reason, Refused, client_of
 
 
 class ExternalWorld:

@@ -14,7 +14,7 @@ from nbparallel.cluster import host_dispatch, host_session
 from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.errors import HostBoundaryError
 from nbparallel.session.diagnostics.doctor import Severity, examine
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 from nbparallel_widgets.panel_view import PanelView
 from tests.cluster.sink import Sink
 from tests.harness.clusters import Loopback

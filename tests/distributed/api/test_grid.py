@@ -12,7 +12,7 @@ import pytest
 
 import nbparallel.distributed as dist
 from nbparallel.distributed import CartesianGrid, Communicator
-from nbparallel.distributed.api.cartesian import fitting_sizes
+from nbparallel.distributed.api.groups import fitting_sizes
 
 
 def grids(dims: tuple[int, ...], periodic: tuple[bool, ...]) -> Iterator[CartesianGrid]:

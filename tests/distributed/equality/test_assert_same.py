@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.api.assert_same import AssertSame
+from nbparallel.distributed.api.data_parallel import AssertSame
 from nbparallel.distributed.equality.difference import CHUNK, MAX_CHUNKS
 from nbparallel.errors import (
     DifferentDataError,

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.point_to_point.receiver import Receiver
-from nbparallel.distributed.point_to_point.sender import Sender
+from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.errors import CollectiveMismatchError
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 from tests.harness.ranks import parts_of
 
 

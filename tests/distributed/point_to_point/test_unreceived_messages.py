@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 from nbparallel.wire.control_layout import LEFT
 from nbparallel.wire.inspection import MessageReport, SentMessage
 from nbparallel.wire.messages import MessageSettlement

@@ -15,7 +15,7 @@ from nbparallel.distributed import Communicator, tracing
 from nbparallel.sharing import Store
 from nbparallel.wire import control
 from nbparallel.wire.control import State
-from nbparallel.wire.timeline import RankTimeline
+from nbparallel.wire.messages import RankTimeline
 from tests.harness.ranks import context_of, parts_of
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 from tests.harness.turns import Promised
 
 WAYS = {

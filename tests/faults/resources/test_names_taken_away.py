@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.channel.segment_client import lost_error
+from nbparallel.channel.channel import lost_error
 from nbparallel.errors import SegmentLostError
 from nbparallel.session import Session
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbparallel.session.processes import limits
+from nbparallel.session.processes import launch
 from nbparallel.wire import system
 from nbparallel.wire.system import TaskLimit, task_limits
 from tests.harness.sandboxes import process_cgroup, run_script
@@ -137,13 +137,13 @@ def test_f74_limits_of_containers_are_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_f74_threads_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """On eight CPUs a rank of two has four threads of BLAS, one of eight has one."""
-    monkeypatch.setattr(limits, "usable_cpus", lambda: 8)
+    monkeypatch.setattr(launch, "usable_cpus", lambda: 8)
     monkeypatch.setattr(system, "task_limits", lambda: iter([TaskLimit(30, 14, "this user may have")]))
-    limits.check_world_size(2)
-    limits.check_world_size(8)
+    launch.check_world_size(2)
+    launch.check_world_size(8)
     with pytest.raises(ValueError, match=r"14 processes and threads .* of the 30 .*; at most 12 do"):
-        limits.check_world_size(13)
+        launch.check_world_size(13)
     monkeypatch.setattr(system, "task_limits", lambda: iter([TaskLimit(16, 14, "this user may have")]))
     with pytest.raises(ValueError, match="not even one does"):
-        limits.check_world_size(1)
-    limits.check_world_size(5, running=4)
+        launch.check_world_size(1)
+    launch.check_world_size(5, running=4)

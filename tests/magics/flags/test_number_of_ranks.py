@@ -12,7 +12,7 @@ from tests.harness.kernel import Kernel
 @pytest.fixture
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this process use two CPUs, as far as the session knows."""
-    monkeypatch.setattr("nbparallel.session.processes.limits.usable_cpus", lambda: 2)
+    monkeypatch.setattr("nbparallel.session.processes.launch.usable_cpus", lambda: 2)
 
 
 @pytest.mark.usefixtures("two_cpus")

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from nbparallel import Session
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 from nbparallel_magics.output import cell_output
 from nbparallel_magics.output.cell_output import CellOutput
 from tests.magics.output.page import Page

@@ -21,7 +21,7 @@ _clean_up_theirs = multiprocessing.util._cleanup_tests  # type: ignore[attr-defi
 def _clean_up() -> None:
     """End our fork server with theirs: the folder of both sockets goes, as after each module of cases."""
     gc.collect()  # a case that failed keeps its executor, in a cycle with its traceback
-    importlib.import_module("nbparallel.multiprocessing.starting.fork_server").present_server._stop()
+    importlib.import_module("nbparallel.multiprocessing.starting.start_methods").present_server._stop()
     _clean_up_theirs()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import test._test_multiprocessing as _library_suite
 
 ROOT = Path(__file__).parents[3]
-_OWN_SERVER = "nbparallel.multiprocessing.starting.fork_server"
+_OWN_SERVER = "nbparallel.multiprocessing.starting.start_methods"
 
 
 def bind_to_ours(source: str) -> str:

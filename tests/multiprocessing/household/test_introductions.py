@@ -7,7 +7,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.multiprocessing import household
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 from tests.multiprocessing.household.family import Child, await_held, held, is_gone
 from tests.multiprocessing.programs import run_program
 
@@ -90,7 +90,7 @@ def test_the_parent_is_killed_between_the_fork_and_the_announcement(root, daemon
 
 LOOK = """
         from nbparallel.multiprocessing import household
-        from nbparallel.testing.waiting import wait_until
+        from nbparallel.testing.strategies import wait_until
 
         def descriptors(pid="self"):
             found, folder = [], f"/proc/{pid}/fd"
@@ -163,7 +163,7 @@ def test_the_fork_server_is_killed(tmp_path):
         LOOK
         + """
         import threading
-        from nbparallel.multiprocessing.starting.fork_server import present_server
+        from nbparallel.multiprocessing.starting.start_methods import present_server
 
         def await_end():
             os.waitid(os.P_PID, present_server._forkserver_pid, os.WEXITED | os.WNOWAIT)

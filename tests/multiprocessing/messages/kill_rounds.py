@@ -33,11 +33,11 @@ import numpy as np
 import nbparallel as nbp
 import nbparallel.multiprocessing as mp
 from nbparallel.multiprocessing import connection, household, queues
-from nbparallel.multiprocessing.household import member, root_supervisor
-from nbparallel.multiprocessing.messages import parcels, pickle_fast_path
+from nbparallel.multiprocessing.household import root_supervisor
+from nbparallel.multiprocessing.messages import parcels
 from nbparallel.sharing import current_store
 from nbparallel.testing.leaks import LeakCheck
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 from tests.faults.interrupts.instruction_signals import InstructionSignals
 from tests.harness.stores import names_of
 from tests.multiprocessing.household.family import await_held
@@ -50,7 +50,7 @@ INSTRUCTIONS = {"produce": 500, "consume": 190}
 """What a message takes of our modules, on Python 3.11; where there are fewer, what follows is killed."""
 SECONDS = 60
 """Then a process is not killed any more but stuck."""
-OURS = (connection, parcels, pickle_fast_path, member, parcels, queues, root_supervisor)
+OURS = (connection, parcels, parcels, root_supervisor, parcels, queues, root_supervisor)
 
 
 class Link:
@@ -138,7 +138,7 @@ def consume(link, report, point, at):
     if point == "read":
         parcels.open_parcel = stop
     if point == "attached":
-        member.SupervisorConnection.take = stop
+        root_supervisor.SupervisorConnection.take = stop
     received = link.receive()
     check(received)
     stop()

@@ -237,7 +237,7 @@ def test_a_fork_server_that_is_killed(tmp_path: Path) -> None:
     run_program(
         """
         import joblib, threading
-        from nbparallel.multiprocessing.starting.fork_server import present_server
+        from nbparallel.multiprocessing.starting.start_methods import present_server
 
         mp.register_joblib()
         present_server.ensure_running()
@@ -262,7 +262,7 @@ def test_a_fork_server_that_is_killed(tmp_path: Path) -> None:
 
 FORKED = """
 import multiprocessing, joblib, warnings
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 
 mp.register_joblib()
 shared = nbp.ones(8)  # a supervisor is there before the fork

@@ -13,7 +13,7 @@ from nbparallel.session.monitoring.timeline import (
     chrome_trace,
 )
 from nbparallel.session.results import CellRecord
-from nbparallel.wire.timeline import Noted, RankTimeline
+from nbparallel.wire.messages import Noted, RankTimeline
 
 MS = 1_000_000
 START = 10_000_000_000

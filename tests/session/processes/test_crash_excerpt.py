@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbparallel.session.processes.rank_death import stderr_excerpt
+from nbparallel.session.processes.rank_handle import stderr_excerpt
 
 USERS = """\
 before

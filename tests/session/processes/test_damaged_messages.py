@@ -160,7 +160,7 @@ def test_f83_descriptors_that_nobody_expects_are_closed(wire: Wire) -> None:
 TO_THE_NOTEBOOK = """
 import gc, socket, os
 from nbparallel.channel import Channel
-from nbparallel.channel.segment_client import SegmentClient
+from nbparallel.channel.channel import SegmentClient
 from nbparallel.wire import frames
 channels = {c.fileno() for c in gc.get_objects() if isinstance(c, Channel)}
 brokers = {c.fileno() for c in gc.get_objects() if isinstance(c, SegmentClient)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from nbparallel.session.processes.rank_death import RankDeath, describe_death
+from nbparallel.session.processes.rank_handle import RankDeath, describe_death
 from nbparallel.session.processes.supervisor_client import OomKillCounter
 
 V2 = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.session.processes.limits import usable_cpus
+from nbparallel.session.processes.launch import usable_cpus
 
 
 @pytest.mark.matrix(cover=())

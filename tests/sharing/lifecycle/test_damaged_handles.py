@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nbparallel.errors import InvalidHandleError, NbParallelError, ReadOnlyArrayError, SegmentLostError
 from nbparallel.sharing.memory.array_layout import check_handle
-from nbparallel.wire.handles import ArrayHandle
+from nbparallel.wire.name_updates import ArrayHandle
 from tests.harness.tiers import examples
 
 byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # numpy 1.26 has it elsewhere

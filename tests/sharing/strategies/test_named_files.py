@@ -14,7 +14,7 @@ import nbparallel as nbp
 from nbparallel.sharing import Store, current_store
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
-from nbparallel.testing.waiting import wait_until
+from nbparallel.testing.strategies import wait_until
 from tests.harness.stores import names_of
 
 SHM = Path("/dev/shm")

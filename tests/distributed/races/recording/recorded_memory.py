@@ -10,7 +10,7 @@ import numpy as np
 
 from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Box, Elements, MemoryAccess
 from nbparallel.distributed.races.access_recorder import AccessRecorder, UserLines
-from nbparallel.distributed.races.doors import doors
+from nbparallel.distributed.races.checked_cell import doors
 from nbparallel.distributed.races.traced_array import TracedArray, plain, recording, trace
 from nbparallel.distributed.runtime.call_site import label_function
 

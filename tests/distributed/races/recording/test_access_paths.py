@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races import array_methods, doors, numpy_functions
+from nbparallel.distributed.races import array_methods, checked_cell, numpy_functions
 from nbparallel.distributed.races.numpy_functions import EFFECTS
 from nbparallel.distributed.races.traced_array import TracedArray, trace
 from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, touched_by
@@ -139,7 +139,14 @@ def test_every_other_function_of_numpy_is_a_door_or_touches_no_array() -> None:
         scalar = isinstance(value, type) and issubclass(value, np.generic)
         if callable(value) and not name.startswith("_") and not isinstance(value, np.ufunc | type(np.sum)):
             names |= set() if scalar or (isinstance(value, type) and issubclass(value, Warning)) else {name}
-    known = {*OTHER, *COMPOSED, *doors.CONVERTING, *doors.EXPOSING, *doors.ITERATING, *UNSEEN}
+    known = {
+        *OTHER,
+        *COMPOSED,
+        *checked_cell.CONVERTING,
+        *checked_cell.EXPOSING,
+        *checked_cell.ITERATING,
+        *UNSEEN,
+    }
     assert names - known == set()
 
 

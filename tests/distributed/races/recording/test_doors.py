@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.doors import CONVERTING, COPIES, EXPOSING, ITERATING, TENSORS
+from nbparallel.distributed.races.checked_cell import CONVERTING, COPIES, EXPOSING, ITERATING, TENSORS
 from nbparallel.distributed.races.traced_array import TracedArray, recorder, trace
 from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, Memory, touched_by
 

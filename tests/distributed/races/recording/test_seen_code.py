@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.seen_code import SEEN_NAMES, SeenCode
+from nbparallel.distributed.races.checked_cell import SEEN_NAMES, SeenCode
 from nbparallel.distributed.races.traced_array import TracedArray, trace
 from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, Memory, bytes_where
 
