@@ -205,6 +205,8 @@ class ExtensionState:
         """The last ``--async`` cell."""
         self.panel: Panel | None = None
         """The live panel, if one is open."""
+        self.pool: Any = None
+        """What it has seen of a pool of processes."""
         self.welcomed = False
         """Whether the line about what ranks find predefined was shown."""
         self.notes: list[str] = []

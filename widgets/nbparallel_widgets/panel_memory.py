@@ -77,7 +77,7 @@ def _parts(activity: SessionActivity) -> list[tuple[str, int, str]]:
     return [
         ("shared", activity.nbytes, f'fill="{BLUE}"'),
         ("kept for the next arrays", activity.pooled_nbytes, f'fill="{BLUE}" fill-opacity="0.6"'),
-        ("ranks' own", own, f'fill="{BLUE}" fill-opacity="0.35"'),
+        (f"{activity.member}s' own", own, f'fill="{BLUE}" fill-opacity="0.35"'),
         ("other programs", max(0, whole - free - shared - own), 'fill="currentColor" fill-opacity="0.3"'),
         ("free", free, ""),
     ]
@@ -132,7 +132,7 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
     if any(rank.private_nbytes or rank.mapped_nbytes for rank in activity.ranks):
         rows = [
             (
-                f"rank {rank.rank}",
+                f"{activity.member} {rank.rank}",
                 size_text(rank.private_nbytes),
                 size_text(rank.mapped_nbytes),
                 size_text(rank.shared_nbytes),
@@ -141,8 +141,8 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
             for rank in activity.ranks
             if rank.state not in ("dead", "starting", "unseen")
         ]
-        head = ("rank", "own memory", "shared, touched", "shared, made", "operations")
-        grids.append(Grid("Memory of each rank", head, rows))
+        head = (activity.member, "own memory", "shared, touched", "shared, made", "operations")
+        grids.append(Grid(f"Memory of each {activity.member}", head, rows))
     return grids
 
 

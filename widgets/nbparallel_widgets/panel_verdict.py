@@ -39,7 +39,7 @@ def verdict(activity: SessionActivity, course: Course) -> str:
     running = activity.phase == "running"
     if activity.items:
         done = sum(rank.items for rank in activity.ranks)
-        return f"{done:,} of {activity.items:,} items done"
+        return f"{done:,}" + f" of {activity.items:,}" * (activity.items > 0) + " items done"
     waiting, whole = _waiting(activity.ranks), _whole(activity.ranks)
     if (rank := held_up_by(activity, course)) >= 0:
         others = [other for other in activity.ranks if other.rank != rank]
@@ -142,7 +142,7 @@ def progress(activity: SessionActivity, course: Course) -> str:
     parts = []
     if activity.items:
         done = sum(rank.items for rank in activity.ranks)
-        if activity.running and done:
+        if activity.running and done and activity.items > 0:
             left = activity.seconds * (activity.items / done - 1)
             parts.append(f"about {seconds_text(max(1.0, round(left)))} left")
         seconds, item = course.slowest

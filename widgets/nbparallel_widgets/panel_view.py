@@ -110,9 +110,12 @@ def states(activity: SessionActivity, apart: frozenset[int]) -> list[str]:
     for rank in sorted(activity.ranks, key=lambda rank: (_IMPORTANT.index(rank.state), rank.rank)):
         if rank.rank not in apart or rank.state in ("idle", "finished"):
             groups.setdefault(state_text(rank, activity), []).append(rank)
-    lines = [f"{ranks_text(ranks)}: {text}{_after(ranks, activity)}" for text, ranks in groups.items()]
+    lines = [
+        f"{ranks_text(ranks).replace('rank', activity.member)}: {text}{_after(ranks, activity)}"
+        for text, ranks in groups.items()
+    ]
     rest = sum(len(ranks) for ranks in list(groups.values())[MOST_LINES:])
-    return lines[:MOST_LINES] + ([f"and {rest} more ranks in other places"] if rest else [])
+    return lines[:MOST_LINES] + ([f"and {rest} more {activity.member}s in other places"] if rest else [])
 
 
 def _after(ranks: Sequence[RankActivity], activity: SessionActivity) -> str:
@@ -172,7 +175,7 @@ def _hidden(activity: SessionActivity, shown: Sequence[RankActivity]) -> list[st
     hidden = set(activity.ranks) - set(shown)
     counts = {state: sum(rank.state == state for rank in hidden) for state in _IMPORTANT}
     text = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
-    return [f"… and {len(hidden):,} more ranks: {text}"]
+    return [f"… and {len(hidden):,} more {activity.member}s: {text}"]
 
 
 def _bad(activity: SessionActivity) -> bool:
@@ -188,7 +191,7 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
     """Return the sentence and the table in letters."""
     end, marked = axis_end(activity), marked_ranks(activity, course)
     shown = shown_ranks(activity, marked)
-    head = ("rank", LETTERS_WIDE * " ", *(f"{LETTERS[kind]} {kind}" for kind in KINDS), _OWN, "now")
+    head = (activity.member, LETTERS_WIDE * " ", *(f"{LETTERS[kind]} {kind}" for kind in KINDS), _OWN, "now")
     rows = [
         (
             f"{'▶' if rank.rank in marked else ' '} {rank.rank}{rank.host and f' (host {rank.host})'}",
@@ -240,7 +243,7 @@ def table_html(activity: SessionActivity, course: Course, title: str, stale: str
     said = _CODE.sub(r"<code>\1</code>", escape_html(title))
     key = "".join(f"<span>{swatch(kind)}{kind}</span>" for kind in KINDS)
     done = ""
-    if activity.items:
+    if activity.items > 0:
         width = 100 * sum(rank.items for rank in activity.ranks) / activity.items
         done = f'<div class="nbp-done"><div style="width:{width:.1f}%"></div></div>'
     rows = "".join(_row(rank, activity, course, end, (rank.rank in marked, bad)) for rank in shown)
@@ -250,7 +253,7 @@ def table_html(activity: SessionActivity, course: Course, title: str, stale: str
         f'<table class="nbp-ranks"><caption><div class="nbp-head"><b class="nbp-title{" nbp-bad" * bad}" '
         f'role="status">{said}</b>{stale}<small>{escape_html(when(activity))}</small></div>{done}'
         f'<div class="nbp-more"><span>{escape_html(progress(activity, course))}</span>{key}</div></caption>'
-        f'<thead><tr><th scope="col" class="nbp-rank">rank</th>'
+        f'<thead><tr><th scope="col" class="nbp-rank">{activity.member}</th>'
         f'<th scope="col" class="nbp-bar">{axis}</th>'
         f'<th scope="col" class="nbp-share">{"done" if activity.items else "share of the cell"}</th>'
         f'<th scope="col" class="nbp-n">{WAITING}</th><th scope="col" class="nbp-n nbp-own">{_OWN}</th>'
@@ -271,15 +274,15 @@ def _row(
         now += f' <span class="nbp-chip">{chip(rank, activity)}</span>'
     host = rank.host and f" (host {rank.host})"
     return (
-        f'<tr{kind}><th scope="row" class="nbp-rank">rank {rank.rank}{escape_html(host)}</th>'
-        f'<td class="nbp-bar">{_strip(rank, course, end, marked and bad)}</td>'
+        f'<tr{kind}><th scope="row" class="nbp-rank">{activity.member} {rank.rank}{escape_html(host)}</th>'
+        f'<td class="nbp-bar">{_strip(rank, activity, course, end, marked and bad)}</td>'
         f'<td class="nbp-share">{f"{rank.items:,}" if activity.items else share_bar(shares)}</td>'
         f'<td class="nbp-n">{_percent(shares.get(WAITING))}</td>'
         f'<td class="nbp-n nbp-own">{_own_memory(rank)}</td><td class="nbp-state">{now}</td></tr>'
     )
 
 
-def _strip(rank: RankActivity, course: Course, end: float, wrong: bool) -> str:
+def _strip(rank: RankActivity, activity: SessionActivity, course: Course, end: float, wrong: bool) -> str:
     stretches = course.stretches(rank.rank)
     times = ", ".join(f"{kind} {_percent(share)}" for kind, share in _shares(rank).items())
     cuts = "".join(f"M{WIDTH * s.end / end:.1f} 0v{HEIGHT}" for s in stretches if s.items)
@@ -287,7 +290,7 @@ def _strip(rank: RankActivity, course: Course, end: float, wrong: bool) -> str:
     if wrong and end:
         x = min(WIDTH * spent(rank) / end, WIDTH - 8)
         marks += f'<path d="M{x:.0f} 0h8v14h-8z" class="nbp-x"/>'
-    about = f"rank {rank.rank}: {times or 'it took no part'}"
+    about = f"{activity.member} {rank.rank}: {times or 'it took no part'}"
     return strip(about, "".join(areas(stretches, end)) + marks)
 
 

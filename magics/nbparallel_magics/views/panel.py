@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -39,14 +41,18 @@ def show(state: ExtensionState, *, close: bool) -> None:
 
 
 def now(state: ExtensionState) -> SessionActivity | None:
-    """Return what ranks do now; None if none are running, or they are just being stopped."""
-    session = state.session
-    if session is None or session.closed:
-        return None
-    try:
-        return session.activity()
-    except RuntimeError:  # not started yet, or stopped between the two
-        return None
+    """Return what ranks do now, or workers of a pool if that began later; None if none are running."""
+    session, found = state.session, None
+    if session is not None and not session.closed:
+        with contextlib.suppress(RuntimeError):  # not started yet, or stopped between the two
+            found = session.activity()
+    module = sys.modules.get("nbparallel.multiprocessing.workers.item_progress")
+    if module is not None:
+        state.pool = module.newest() or state.pool  # it is shown also when the pool is gone
+    if state.pool is None or (found is not None and found.began_ns > state.pool.began_ns):
+        return found
+    activity: SessionActivity = state.pool.activity(found)
+    return activity
 
 
 def segments(state: ExtensionState) -> Sequence[SharedSegment] | None:

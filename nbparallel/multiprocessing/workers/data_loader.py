@@ -157,6 +157,7 @@ class _Workers:
             if given is assignment:
                 gc.collect()  # the error's traceback is a cycle, and holds frames: so the loader
         self.pool = CallPool("loader", size, begin_worker, (given, size, seeds), None, context)
+        self.pool.count_ahead(lambda: None)
 
     @property
     def usable(self) -> bool:

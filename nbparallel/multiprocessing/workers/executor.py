@@ -31,6 +31,7 @@ from nbparallel.multiprocessing.starting.process_state import (
     default_context,
     wait_interruptibly,
 )
+from nbparallel.multiprocessing.workers.worker_pipes import items_of
 from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
 from nbparallel.wire.system import affine_cpus
 
@@ -109,6 +110,7 @@ class _Calls:
                 raise RuntimeError("cannot schedule new futures after interpreter shutdown")
             if self._engine is None:
                 self._engine = self._make_pool()
+                self._engine.count_ahead(partial(_ahead, self.ref))
                 _living[id(self)] = self
             if self._engine.failed is not None:
                 raise copy.copy(self._engine.failed)
@@ -214,6 +216,12 @@ class _Calls:
                 threading.Thread(target=self.end, name="end of an executor").start()
                 return
         self.end()
+
+
+def _ahead(calls: weakref.ref[_Calls]) -> int:
+    """Return how many items wait in an executor."""
+    waiting = () if (found := calls()) is None else list(found._waiting)
+    return sum(items_of(*one.call[:2]) for one in waiting)
 
 
 _living: dict[int, _Calls] = {}

@@ -159,9 +159,16 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         try:  # not in `configure`: what fails there leaves `Parallel` as one that runs
             if self._engine is None:
                 self._engine = _idle.take(self._kind)
+                self._engine.count_ahead(self._ahead)
             self._engine.call(func, (), {}, done, copies=self._copies)
         except Exception as error:  # noqa: BLE001  joblib would take what it has sent for the next call's
             done(False, error)
+
+    def _ahead(self) -> int | None:
+        """Return how many tasks joblib has not sent; it has no length of a generator before its end."""
+        if (whole := getattr(self.parallel, "n_tasks", None)) is not None:
+            return int(whole) - int(self.parallel.n_dispatched_tasks)
+        return 0 if self.parallel._original_iterator is None else None
 
     def retrieve_result_callback(self, out: tuple[bool, Any]) -> Any:
         """Return the results of a batch, or raise what a task raised."""
@@ -174,6 +181,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         """End a use of the workers, which are kept for the next."""
         pool, self._engine, self._copies, self._open = self._engine, None, None, False
         if pool is not None and self._kind is not None:
+            pool.count_ahead(None)
             _idle.keep(self._kind, pool)
         self.reset_batch_stats()
 

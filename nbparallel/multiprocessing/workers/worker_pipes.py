@@ -18,6 +18,7 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import pool as library
@@ -36,6 +37,7 @@ from nbparallel.multiprocessing.starting.process_state import (
     is_readable_within,
     present_strategy,
 )
+from nbparallel.multiprocessing.workers.item_progress import ItemProgress
 from nbparallel.multiprocessing.workers.task_interrupts import TaskInterrupts
 
 _READY = b""
@@ -115,6 +117,9 @@ class _Message(NamedTuple):
     """Job and index."""
     data: memoryview
     parcel: int
+    first: int
+    """The number of its first item."""
+    items: int
 
 
 class _Worker:
@@ -126,6 +131,8 @@ class _Worker:
         """The task that it has."""
         self.given = 0
         """Tasks; `begun` counts those that it has read."""
+        self.since_ns = 0
+        """When it got its task."""
         self.is_ready = self.has_ended = False
 
     def give(self, message: _Message) -> None:
@@ -133,6 +140,7 @@ class _Worker:
         kept = message.data if message.data.nbytes <= _MOST_KEPT else memoryview(b"")
         self.message = message._replace(data=kept)
         self.given += 1
+        self.since_ns = time.monotonic_ns()
 
 
 class WorkerPipes:
@@ -143,6 +151,9 @@ class WorkerPipes:
     max_tasks : int or None
         Of each worker.
     """
+
+    progress: ItemProgress
+    """Of the calls that are under way, or were last."""
 
     def __init__(self, max_tasks: int | None) -> None:
         self.copies: ArgumentCache | None = None
@@ -185,6 +196,15 @@ class WorkerPipes:
         with self._changed:
             self._workers[end.fileno()] = _Worker(process, end, begun, place)
             self._poll.register(end.fileno(), select.EPOLLIN)
+
+    def at_work(self) -> dict[int, tuple[int, int, int]]:
+        """Return each worker's process, by its place, its item (-1: none), and when it got that."""
+        with self._changed:
+            return {
+                w.place: (w.process.pid or 0, -1 if w.message is None else w.message.first, w.since_ns)
+                for w in self._workers.values()
+                if not w.has_ended
+            }
 
     def note_end(self, process: Any) -> None:
         """Give no more tasks to a worker that has ended, whose place is free."""
@@ -246,7 +266,7 @@ class WorkerPipes:
                 while self._idle:
                     _send(self._idle.popleft().end, None)
             return
-        job, index, *call = task
+        job, _, *call = task
         if job in self._lost:
             return
         try:
@@ -254,7 +274,7 @@ class WorkerPipes:
         except Exception as error:  # noqa: BLE001  whatever the object's own code raises
             found = name_part(error, *call)
             raise found from found.__cause__
-        message = _Message((job, index), data, parcel)
+        message = self._message(task, data, parcel)
         with self._changed:
             while not self._idle and not self._stopped and job not in self._lost:
                 if data.nbytes <= _SMALL and len(self._prepared) < _MOST_PREPARED:
@@ -268,12 +288,16 @@ class WorkerPipes:
             worker.give(message)
         _send(worker.end, data)  # of any size: so not under the lock, and not in the result thread
 
+    def _message(self, task: Any, data: memoryview, parcel: int) -> _Message:
+        items = items_of(*task[2:4])
+        return _Message(task[:2], data, parcel, self.progress.send(items), items)
+
     def send_now(self, task: Any) -> bool:
         """Send or prepare a small task that needs nothing of ours in the caller's thread, or return False."""
         data = try_pickle(task)
         if data is None or data.nbytes > _SMALL:
             return False
-        message = _Message(task[:2], data, 0)
+        message = self._message(task, data, 0)
         with self._changed:
             if self._stopped or len(self._prepared) == _MOST_PREPARED:
                 return False
@@ -358,6 +382,8 @@ class WorkerPipes:
         except (EOFError, OSError):  # it has ended, perhaps in the middle of the message
             return False
         answered, worker.is_ready = worker.message, True
+        if answered is not None and answered.task[0] not in self._lost:
+            self.progress.count(worker.place, answered.items, time.monotonic_ns() - worker.since_ns)
         self._release(worker)
         if answered is not None:
             self.add_result(answered.task, _outcome(message))
@@ -396,6 +422,13 @@ def _send(end: Any, data: memoryview | None) -> None:
 
 _ONE_ARGUMENT: Any = library.mapstar  # type: ignore[attr-defined]
 _ALL_ARGUMENTS: Any = library.starmapstar  # type: ignore[attr-defined]
+
+
+def items_of(function: Any, args: tuple[Any, ...]) -> int:
+    """Return how often a task calls the user's function."""
+    if function is _ONE_ARGUMENT or function is _ALL_ARGUMENTS:
+        return len(args[0][1])
+    return len(function) if type(function).__module__ == "joblib.parallel" else 1  # a batch
 
 
 def name_part(error: Exception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception:

@@ -30,6 +30,7 @@ from nbparallel.multiprocessing.starting.process_state import (
     watch_end,
 )
 from nbparallel.multiprocessing.workers.dead_workers import end_processes, fail_all, fail_jobs, settle
+from nbparallel.multiprocessing.workers.item_progress import ItemProgress
 from nbparallel.multiprocessing.workers.task_interrupts import (
     INTERRUPTED,
     InterruptWord,
@@ -37,7 +38,7 @@ from nbparallel.multiprocessing.workers.task_interrupts import (
     WorkerGiven,
     run_worker,
 )
-from nbparallel.multiprocessing.workers.worker_pipes import WorkerPipe, WorkerPipes
+from nbparallel.multiprocessing.workers.worker_pipes import WorkerPipe, WorkerPipes, items_of
 
 
 def interrupt(pool: Any, *, running: bool = True) -> None:
@@ -189,7 +190,20 @@ _LOOKED_AT = (list, tuple, range)
 class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
     """Jobs under way; one that has failed as a whole may be taken out again."""
 
+    pipes: WorkerPipes
+    ahead: Callable[[], int | None] | None = None
+    """Returns how many items an executor, joblib or a loader will give to the pool; None: unknown."""
+
+    def remaining(self) -> int | None:
+        """Return how many items will come without a call of the pool; None: unknown."""
+        if any(getattr(result, "_length", 0) is None for result in list(self.values())):
+            return None  # what imap iterates over has not ended
+        return 0 if self.ahead is None else self.ahead()
+
     def __setitem__(self, job: int, result: Any) -> None:
+        if not self:
+            self.pipes.progress = ItemProgress(self)
+        self.pipes.progress.expected += getattr(result, "items", 0)
         result.__class__ = INTERRUPTIBLE.get(type(result), type(result))
         report_callbacks(result)
         super().__setitem__(job, result)
@@ -199,6 +213,8 @@ class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
 
     def __delitem__(self, job: int) -> None:
         self.pop(job, None)
+        if not self:
+            self.pipes.progress.ended_ns = time.monotonic_ns()
         if not self.keys() and self.handler._state != library.RUN:
             self.notifier.put(None)
 
@@ -267,6 +283,7 @@ class Pool(library.Pool):
             raise
         self._cache.__class__ = _Cache  # type: ignore[attr-defined]
         self._cache.handler = self._worker_handler  # type: ignore[attr-defined]
+        self._cache.pipes = pipes  # type: ignore[attr-defined]
 
     def __del__(self, is_finalizing: Any = sys.is_finalizing, warn: Any = library.Pool.__del__) -> None:
         if not is_finalizing():  # at the program's end the names that it needs may be gone
@@ -312,7 +329,9 @@ class Pool(library.Pool):
         error_callback: Callable[[BaseException], object] | None = None,
     ) -> Any:
         """Call a function in a worker; return what its result is got from."""
-        return super().apply_async(func, argument_tuple(args), dict(kwds), callback, error_callback)
+        asked = super().apply_async(func, argument_tuple(args), dict(kwds), callback, error_callback)
+        self._pipes.progress.expected += 1
+        return asked
 
     def _map_async(
         self,
@@ -330,7 +349,9 @@ class Pool(library.Pool):
             chunksize = -(-len(iterable) // (self._processes * 4))  # type: ignore[attr-defined]
         if len(iterable) > chunksize > 0:
             mapper = _OneCall(mapper, ArgumentCache(iterable if type(iterable) in _LOOKED_AT else ()))
-        return super()._map_async(func, iterable, mapper, chunksize, *callbacks, **named)  # type: ignore[misc]
+        asked = super()._map_async(func, iterable, mapper, chunksize, *callbacks, **named)  # type: ignore[misc]
+        self._pipes.progress.expected += len(iterable)
+        return asked
 
     def _guarded_task_generation(self, job: int, func: Any, iterable: Any) -> Iterator[Any]:
         call = func if isinstance(func, _OneCall) else _OneCall(func, None)
@@ -418,14 +439,20 @@ class TaskCall:
         Is called with whether it ended without an error, and with its result or error, in the pool's thread.
     name : callable, optional
         Returns what an error calls it.
+    items : int
+        How often the user's function is called.
     """
 
     def __init__(
-        self, pool: CallPool, done: Callable[[bool, Any], object], name: Callable[[], str] | None = None
+        self,
+        pool: CallPool,
+        done: Callable[[bool, Any], object],
+        name: Callable[[], str] | None = None,
+        items: int = 1,
     ) -> None:
         self.pool: CallPool | None = pool
         self._cache, self._done, self.name = pool._cache, done, name or _a_call  # type: ignore[attr-defined]
-        self._job = next(library.job_counter)  # type: ignore[attr-defined]
+        self._job, self.items = next(library.job_counter), items  # type: ignore[attr-defined]
         self._cache[self._job] = self
 
     def _set(self, _index: int, outcome: tuple[bool, Any]) -> None:
@@ -489,7 +516,7 @@ class CallPool(Pool):
         if self.failed is not None:
             raise copy.copy(self.failed)
         self._check_running()
-        asked = TaskCall(self, done, name)
+        asked = TaskCall(self, done, name, items_of(function, args))
         task = asked._job, 0, function, args, kwargs
         waiting: Any = self._taskqueue  # type: ignore[attr-defined]
         try:
@@ -498,6 +525,10 @@ class CallPool(Pool):
         except BaseException:  # an interrupt, or arguments that another thread changes
             self._cache.pop(asked._job, None)  # type: ignore[attr-defined]
             raise
+
+    def count_ahead(self, ahead: Callable[[], int | None] | None) -> None:
+        """Have `ahead` say how many items are to come that the pool has not got; None: all have come."""
+        self._cache.ahead = ahead  # type: ignore[attr-defined]
 
     def is_own_thread(self) -> bool:
         """Return whether the thread that calls callbacks asks."""

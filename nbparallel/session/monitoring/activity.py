@@ -258,9 +258,11 @@ class SessionActivity:
     began_ns: int = 0
     """When the cell was sent, by `time.monotonic_ns`: no two cells have the same; 0: none yet."""
     items: int = 0
-    """How many items a function is mapped over; 0: it is no map."""
+    """How many items a function is mapped over; 0: it is no map; -1: a map of unknown length."""
     memory_nbytes: int | None = None
     """Bytes of memory of the machine, or the container, with what it swaps to; None if unknown."""
+    member: str = "rank"
+    """What its ranks are; of a pool, as a panel shows it, each is a ``worker``."""
 
 
 class ActivityReader:
