@@ -14,6 +14,7 @@ from nbparallel.session.monitoring.timeline import Timeline
 from nbparallel_widgets import timeline_text
 from nbparallel_widgets.timeline_text import advice
 from nbparallel_widgets.timeline_view import TimelineView
+from nbparallel_widgets.views.profile_view import ProfileView
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +93,49 @@ def test_advice_stands_below_the_timeline(two: Session) -> None:
     copied = {f"x{number}": (2 << 20, 5) for number in range(9)}
     assert len(advice(replace(timeline, copied=copied))) == 3
     assert not advice(replace(timeline, seconds=0.04))
+
+
+REPEATED = "all ranks have the same {} then: compute it once"
+
+
+@pytest.mark.parametrize(
+    ("fault", "cure", "words"),
+    [
+        (
+            "table = np.cumsum(np.sin(np.arange(3_000_000)))\nbarrier()",
+            "table = np.cumsum(np.sin(np.arange(rank, 6_000_000, 2)))\nbarrier()",
+            rf"line 1 took \d+ % of the time, and {REPEATED.format('table')}",
+        ),
+        (
+            "total = 0.5\nfor step in range(600_000):\n    total += step",
+            "total = 0.5\nfor step in range(600_000):\n    total += step * rank",
+            rf"line 2 took \d+ % of the time, and {REPEATED.format('total')}",
+        ),
+        (
+            "def heavy(n):\n    time.sleep(0.1)\n    return n / 7\ny = heavy(3)",
+            "def heavy(n):\n    time.sleep(0.1)\n    return n / 7\ny = all_reduce(heavy(3))",
+            rf"line 4 took \d+ % of the time, and {REPEATED.format('y')}",
+        ),
+        (
+            "time.sleep(0.1 + 0.5 * (rank == 1))\nbarrier()",
+            "time.sleep(0.3)\ndone = True\nbarrier()",
+            r"rank 1 computed .*: deal the work .* nbp.map",
+        ),
+    ],
+    ids=["a statement", "a loop", "in a function", "uneven"],
+)
+def test_a_profile_advises(two: Session, fault: str, cure: str, words: str) -> None:
+    """Of a statement that all ranks repeat, and uneven work; with the efficiency, in text and in HTML."""
+    found = two.run(fault, profile=True).profile
+    assert found is not None
+    for shown in (str(found), ProfileView(found)._repr_html_()):
+        assert re.search(f"advice: {words}", shown), shown
+        assert "% of the ranks' time was computing = " in shown.replace("&#x27;", "'")
+    good = two.run(cure, profile=True).profile
+    assert not re.search(words, str(good))
+
+
+def test_what_ranks_have_alike_by_chance_is_no_repetition(two: Session) -> None:
+    """Numbers with few digits, and what an operation has made the same."""
+    for cell in ("n = 1000 if time.sleep(0.1) is None else 0", "x = all_reduce(time.sleep(0.1) or 1234.5)"):
+        assert "have the same" not in str(two.run(cell, profile=True).profile)

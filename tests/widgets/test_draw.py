@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ from nbparallel.wire.inspection import DrawnNames, ShownBlock, ShownValue
 from nbparallel_widgets import palette
 from nbparallel_widgets.draw import DrawnView, svg
 from nbparallel_widgets.draw_text import number_text
+from nbparallel_widgets.strip import COLOURS, KINDS
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -94,11 +96,18 @@ def test_of_a_long_array_nothing_is_called_new() -> None:
 
 
 def test_contrast() -> None:
-    """Text on a rank's colour has at least 4.5:1, an outline 3:1 on white and on JupyterLab's dark."""
+    """Text on a rank's colour has at least 4.5:1, an outline 3:1 on white and on JupyterLab's dark.
+
+    Kinds of time, and the first ranks, differ in grey by an eighth of the way from black to white.
+    """
     for colour in palette.RANKS:
         assert palette.contrast(colour, palette.text_on(colour)) >= 4.5
     for background in ("#ffffff", "#111111"):
         assert palette.contrast(palette.GREY, background) >= 3
+    for colours in ([COLOURS[kind] for kind in KINDS], palette.RANKS[:4]):
+        light = sorted(map(palette.lightness, colours))
+        assert all(b - a >= 12 for a, b in pairwise(light)), "alike in grey"
+    assert palette.contrast(palette.VERMILLION, "#000") >= 4.5, "of a chip"
     assert len(set(palette.RANKS)) == len(palette.RANKS) >= 4
     for element in ElementTree.fromstring(svg(ALL_TO_ALL)).iter():
         if element.tag == f"{SVG}text" and element.get("fill"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nbparallel.errors.text.escaping import escape_html
 from nbparallel.errors.text.table import Table
+from nbparallel_widgets.palette import VERMILLION
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +55,4 @@ class Grid:
     def _shade(self, y: int, x: int) -> str:
         dark = self.shades[y][x - 1] if self.shades else 0.0
         # on light and on dark: text keeps its contrast up to a third of the colour
-        return f' style="background:rgba(213,94,0,{0.33 * dark:.2f})"' if dark > 0.02 else ""
+        return f' style="background:{VERMILLION}{round(84 * dark):02x}"' if dark > 0.02 else ""

@@ -1,13 +1,16 @@
-"""Colours of pictures: Okabe and Ito's, which are distinct in any kind of colour blindness.
+"""Colours of pictures: hues of Okabe and Ito's, which are distinct in any kind of colour blindness.
 
-https://jfly.uni-koeln.de/color/ has them.  Text on each, black or white, has a contrast of at least 4.5:1
-(`contrast`, as WCAG 2 defines it).
+https://jfly.uni-koeln.de/color/ has them.  What stands side by side differs in `lightness`, too: computing,
+waiting and moving, and the first ranks, are distinct in grey.  Text on each, black or white, has a contrast
+of at least 4.5:1 (`contrast`, as WCAG 2 defines it).
 """
 
 from __future__ import annotations
 
-BLUE, VERMILLION, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#808080"
-RANKS = (BLUE, "#E69F00", GREEN, "#CC79A7", "#56B4E9", VERMILLION, "#F0E442")
+from nbparallel.errors.text import table
+
+BLUE, VERMILLION, MINT, GREY = table.BLUE, "#E36C12", "#56CDA5", "#808080"
+RANKS = (BLUE, "#E69F00", "#009E73", "#F0E442", VERMILLION, "#56B4E9", "#CC79A7")
 """Colours of ranks; with more ranks they begin again (`dashes`)."""
 _DASHES = ("", "3 2", "1 2")
 
@@ -25,7 +28,7 @@ def dashes(rank: int) -> str:
 def text_on(colour: str) -> str:
     """Return the colour in which text on `colour` is read best.
 
-    >>> text_on("#0072B2"), text_on("#E69F00")
+    >>> text_on("#0068A8"), text_on("#E69F00")
     ('#fff', '#000')
     """
     return max("#000", "#fff", key=lambda text: contrast(colour, text))
@@ -39,6 +42,15 @@ def contrast(one: str, other: str) -> float:
     """
     darker, lighter = sorted((_luminance(one), _luminance(other)))
     return (lighter + 0.05) / (darker + 0.05)
+
+
+def lightness(colour: str) -> float:
+    """Return L* of CIELAB, from 0 (black) to 100: how light a colour looks in grey.
+
+    >>> round(lightness("#fff")), round(lightness("#777777"))
+    (100, 50)
+    """
+    return 116 * _luminance(colour) ** (1 / 3) - 16  # of colours that are not nearly black
 
 
 def _luminance(colour: str) -> float:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 
+from nbparallel_widgets.palette import BLUE, VERMILLION
+
 FOLDS = {
     "segments": "segments and memory of each rank",
     "matrices": "which rank waited for which, and sent to which",
@@ -32,7 +34,7 @@ font-size:13px;line-height:1.45;font-variant-numeric:tabular-nums}
 .nbp-head small{margin-left:auto;font-size:12px;color:var(--nbp-mute)}
 .nbp.nbp .nbp-bad{color:var(--nbp-bad)}
 .nbp-done{height:4px;border-radius:2px;background:#8883;margin:5px 0 1px;overflow:hidden}
-.nbp-done div{height:4px;background:#0072B2}
+.nbp-done div{height:4px;background:BLUE}
 .nbp-more{display:flex;flex-wrap:wrap;gap:0 12px;font-size:12px;color:var(--nbp-mute);min-height:1.45em}
 .nbp-more>span:first-child{margin-right:auto}
 .nbp.nbp .nbp-swatch{display:inline-block;width:10px;vertical-align:-2px;margin-right:4px}
@@ -45,9 +47,9 @@ font-size:13px;line-height:1.45;font-variant-numeric:tabular-nums}
 .nbp.nbp .nbp-ranks tbody tr{background:none}
 .nbp.nbp .nbp-ranks tr{display:grid;align-items:center;padding:2px 6px;margin:0 -6px;border-radius:4px;
 column-gap:10px;grid-template-columns:64px minmax(120px,1fr) 104px 58px 78px minmax(190px,260px)}
-.nbp.nbp .nbp-ranks tbody .nbp-hot{background:rgba(213,94,0,.13)}
+.nbp.nbp .nbp-ranks tbody .nbp-hot{background:VERMILLION22}
 .nbp.nbp .nbp-ranks tbody .nbp-wrong{background:rgba(200,40,30,.13)}
-.nbp-chip{background:#D55E00;color:#000;border-radius:9px;padding:0 7px;font-size:11px;white-space:nowrap;
+.nbp-chip{background:VERMILLION;color:#000;border-radius:9px;padding:0 7px;font-size:11px;white-space:nowrap;
 display:inline-block}
 .nbp-wrong .nbp-chip{background:#b3261e;color:#fff}
 .nbp.nbp th,.nbp.nbp td{border:0;padding:0;text-align:left;vertical-align:middle;max-width:none;
@@ -78,10 +80,10 @@ transform:translateX(-100%)}
 .nbp-memory b{color:var(--jp-content-font-color1,inherit)}
 .nbp-boxes{display:flex;gap:2px;overflow:hidden}
 .nbp-box{min-width:2px;overflow:hidden;white-space:nowrap;text-overflow:ellipsis}
-.nbp-box i{display:block;height:14px;border:1px solid #0072B2;background:rgba(0,114,178,.2)}
+.nbp-box i{display:block;height:14px;border:1px solid BLUE;background:BLUE33}
 .nbp-moves i{border-style:dashed}
 .nbp.nbp .nbp-as-of{text-align:right;margin:4px 0 0}
-.nbp.nbp .nbp-lines .nbp-hot{background:rgba(213,94,0,.13)}
+.nbp.nbp .nbp-lines .nbp-hot{background:VERMILLION22}
 .nbp.nbp .nbp-lines .nbp-line{width:140px;min-width:90px}
 .nbp.nbp .nbp-lines code{white-space:pre;background:none;padding:0 0 0 8px}
 .nbp-scroll{overflow-x:auto;margin-bottom:8px}
@@ -111,7 +113,7 @@ border-radius:3px;padding:0 8px;cursor:pointer}
 .nbp.nbp .nbp-ranks .nbp-state{grid-column:1/-1}
 .nbp-memory{grid-template-columns:1fr}
 .nbp-memory>span:empty{display:none}}
-</style>"""
+</style>""".replace("BLUE", BLUE).replace("VERMILLION", VERMILLION)
 """Sent once with a panel, not with each of its figures."""
 
 INTERRUPT = (

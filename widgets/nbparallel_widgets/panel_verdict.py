@@ -10,7 +10,7 @@ from nbparallel.errors import LEFT_OUT, rank_list
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets.panel_course import Course
-from nbparallel_widgets.timeline_text import LITTLE, stands_out
+from nbparallel_widgets.timeline_text import WORTH, stands_out
 
 _ABSENT = re.compile(rf"ranks? (\d[-\d, ]*) (?={LEFT_OUT} )")
 """Begins the error about ranks that left a call out."""
@@ -46,7 +46,7 @@ def verdict(activity: SessionActivity, course: Course) -> str:
         share = min(_awaited(activity, course)[rank], _waiting(others)) / (_whole(others) or 1)
         what = "holds the others up: they wait" if running else "held the others up: they waited"
         return f"rank {rank} {what} for it {share:.0%} of their time".replace("%", " %")
-    if whole and waiting >= LITTLE * whole:
+    if whole and waiting >= WORTH * whole:
         verb = "is" if running else "was"
         return f"no rank stands out: {waiting / whole:.0%} of the time {verb} waiting".replace("%", " %")
     if running and any(rank.operations is None for rank in activity.ranks if took_part(rank)):

@@ -11,9 +11,9 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, UNKNOWN, WAITING
-from nbparallel_widgets.palette import BLUE, GREEN, GREY, VERMILLION
+from nbparallel_widgets.palette import BLUE, GREY, MINT, VERMILLION
 
-COLOURS = {COMPUTING: BLUE, WAITING: VERMILLION, MOVING: GREEN, UNKNOWN: GREY}
+COLOURS = {COMPUTING: BLUE, WAITING: VERMILLION, MOVING: MINT, UNKNOWN: GREY}
 HEIGHTS = {COMPUTING: 14, WAITING: 4, MOVING: 9, UNKNOWN: 2}
 KINDS = (COMPUTING, WAITING, MOVING)
 HEIGHT, WIDTH = 14, 1000

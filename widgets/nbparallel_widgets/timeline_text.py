@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from nbparallel.distributed.tracing.profiling import profile
+from nbparallel.distributed.tracing.profiling.profile import WORTH
 from nbparallel.errors.text.escaping import visible
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
@@ -73,8 +75,6 @@ WIDTH = 60
 LETTERS = {COMPUTING: "█", WAITING: "·", MOVING: "▒", UNKNOWN: "?"}
 SHOWN_WAITS = 6
 """Rows about waits between ranks, at most."""
-LITTLE = 0.1
-"""Share of the ranks' time below which something is not worth a sentence."""
 _TICKS = 5
 _KINDS = (COMPUTING, WAITING, MOVING)
 
@@ -115,7 +115,7 @@ def waits_by_culprit(timeline: Timeline) -> dict[int, float]:
 def stands_out(awaited: Mapping[int, float], waiting: float, whole: float) -> int:
     """Return the rank that others waited for in more than half of all their waiting; -1: none stands out."""
     rank = max(awaited, key=lambda rank: awaited[rank], default=-1)
-    return rank if rank >= 0 and awaited[rank] > waiting / 2 and waiting >= LITTLE * whole else -1
+    return rank if rank >= 0 and awaited[rank] > waiting / 2 and waiting >= WORTH * whole else -1
 
 
 def held_up_by(timeline: Timeline) -> int:
@@ -132,7 +132,7 @@ def verdict(timeline: Timeline) -> str:
     rank = held_up_by(timeline)
     if rank < 0:
         share = f"{waiting / whole:.0%}".replace("%", " %") if whole else "0 %"
-        spread = "no rank stands out: " if whole and waiting >= LITTLE * whole else ""
+        spread = "no rank stands out: " if whole and waiting >= WORTH * whole else ""
         return f"{spread}{share} of the time was waiting"
     places: dict[tuple[str, int], dict[int, float]] = {}
     for wait in timeline.waits():
@@ -167,20 +167,10 @@ def more(rows: Sequence[RankRow], timeline: Timeline) -> str:
 
 
 def efficiency(timeline: Timeline) -> str:
-    """Return how much of the ranks' time was computing, as the product of two shares (POP's metrics).
-
-    Load balance is the mean computing time by the longest, communication efficiency the longest by the whole:
-    https://pop-coe.eu/node/69.
-    """
-    times = [row.total(COMPUTING) for row in timeline.rows if not row.died]
-    if len(times) < 2 or not timeline.seconds or not max(times):
-        return ""
-    mean, most = sum(times) / len(times), max(times)
-    whole, balance, rest = mean / timeline.seconds, mean / most, most / timeline.seconds
-    return (
-        f"{whole:.0%} of the ranks' time was computing = {balance:.0%} (how evenly the work was divided) "
-        f"× {rest:.0%} (what the busiest rank computed)"
-    ).replace("%", " %")
+    """Return how much of the ranks' time was computing."""
+    return profile.efficiency(
+        [row.total(COMPUTING) for row in timeline.rows if not row.died], timeline.seconds
+    )
 
 
 def _sum(timeline: Timeline, kind: str) -> float:
@@ -274,8 +264,6 @@ def _axis(timeline: Timeline, indent: int) -> str:
 
 MOST = 3
 """Lines, the most costly first."""
-SHORTEST = 0.05
-"""Seconds of a cell: in a shorter one nothing is worth a change."""
 MANY, SMALL = 200, 4096
 """Operations of a rank, and their bytes on average."""
 QUICK = 0.001
@@ -288,10 +276,10 @@ OFTEN = 3
 
 def advice(timeline: Timeline) -> list[str]:
     """Return at most three lines; none if nothing stands out."""
-    if timeline.seconds < SHORTEST or any(row.died for row in timeline.rows):
+    if timeline.seconds < profile.SHORTEST or any(row.died for row in timeline.rows):
         return []
     found = sorted(_found(timeline), reverse=True)
-    return [text for share, text in found if share >= LITTLE][:MOST]
+    return [text for share, text in found if share >= WORTH][:MOST]
 
 
 def _found(timeline: Timeline) -> Iterator[tuple[float, str]]:
@@ -310,16 +298,13 @@ def _found(timeline: Timeline) -> Iterator[tuple[float, str]]:
         text = f"{calls // len(rows):,} small operations a rank took {_percent(share)} of the time, mostly "
         yield share, f"{text}{name} on line {line}: collect values in an array, and call it once for all"
     if len(rows) > timeline.cpus > 0:
-        lost, used = computing - timeline.cpu_seconds, timeline.cpu_seconds - LITTLE * whole
+        lost, used = computing - timeline.cpu_seconds, timeline.cpu_seconds - WORTH * whole
         text = f"{len(rows)} ranks share {timeline.cpus} CPU{'s' * (timeline.cpus > 1)} and had none for "
         text += f"{_percent(lost / whole)} of the time: as many ranks as CPUs do as much"
         yield min(lost, used) / whole, text
-    slowest = max(range(len(rows)), key=lambda i: times[i][COMPUTING])
-    most, mean = times[slowest][COMPUTING], computing / len(rows)
-    uneven = min((most - mean) * len(rows), waiting) / whole
     if not small:
-        text = f"rank {rows[slowest].rank} computed {seconds_text(most)}, the mean is {seconds_text(mean)}: "
-        yield uneven, f"{text}deal the work like cards (range(rank, n, world_size)), or let nbp.map deal it"
+        by_rank = {row.rank: kinds[COMPUTING] for row, kinds in zip(rows, times, strict=True)}
+        yield profile.uneven_work(by_rank, waiting, whole)
     if timeline.private_nbytes >= LARGE:
         text = (
             f"moving data took {_percent(moving / whole)} of the time, and ranks passed arrays of their own, "
@@ -329,7 +314,7 @@ def _found(timeline: Timeline) -> Iterator[tuple[float, str]]:
     for name, (size, cells) in timeline.copied.items():
         if cells >= OFTEN:
             text = f"{name} ({size_text(size)}) was copied for each of the last {cells} cells: "
-            yield LITTLE, f"{text}numbers in an array that you %share are never copied"
+            yield WORTH, f"{text}numbers in an array that you %share are never copied"
 
 
 def _percent(share: float) -> str:

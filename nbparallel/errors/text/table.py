@@ -24,6 +24,8 @@ _LONGEST_NUMBER = 16
 _SHORTEST_SENTENCE = 28
 """Characters."""
 _NUMBER = re.compile(r"[-·]|[-<]?\d[\d,.]*(e[-+]\d+)?( ?(%|s|ms|µs|B|[KMGTPE]iB))?")
+BLUE = "#0068A8"
+"""Of bars; other pictures begin with it."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LETTERS = 10
 
@@ -174,7 +176,7 @@ class Table(TableView):
 def _cell(text: str) -> str:
     if text and not set(text) - set(_EIGHTHS):
         eighths = sum(map(_EIGHTHS.index, text))
-        return f'<div style="height:8px;width:{1.25 * eighths:g}px;margin-top:5px;background:#0072B2"></div>'
+        return f'<div style="height:8px;width:{1.25 * eighths:g}px;margin-top:5px;background:{BLUE}"></div>'
     return escape_html(text).replace("\n", "<br>")
 
 

@@ -72,8 +72,16 @@ class Scaling(TableView):
         """Return what follows from the figures."""
         found = []
         if (serial := self.serial) is not None:
-            limit = f", so the speed-up stays below {1 / serial:.1f}" if serial >= 0.02 else ""
-            found.append(f"Amdahl's law: {serial:.0%} of the work is not divided{limit}".replace("%", " %"))
+            text, most = (
+                f"Amdahl's law: {serial:.0%} of the work is not divided".replace("%", " %"),
+                max(self.speedup),
+            )
+            if serial >= 0.02:
+                limit = f"stays below {1 / serial:.1f}"
+                if 1 / serial < most + 0.05:  # times vary, and the law is fitted to all of them
+                    limit = f"will hardly exceed the {most:.2f} that was measured"
+                text += f", so the speed-up {limit}"
+            found.append(text)
         if self.counts[-1] > self.cpus:
             found.append(f"{cpu_count_text(self.cpus)} here: more ranks than that take turns")
         return found

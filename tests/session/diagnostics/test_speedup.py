@@ -25,6 +25,8 @@ def test_amdahl_s_law_is_fitted() -> None:
     assert Scaling((2, 4), (1.0, 0.5), cpus=4).speedup == (2, 4), "the smallest number is the measure"
     assert Scaling((4, 8), (1.0, 0.5), cpus=4).serial is None
     assert "Amdahl" not in repr(Scaling((1,), (1.0,), cpus=4))
+    flat = repr(Scaling((1, 2, 4), (1.0, 0.98, 1.05), cpus=4))
+    assert "100 % of the work is not divided, so the speed-up will hardly exceed the 1.02" in flat
 
 
 def test_a_function_is_measured_in_turns() -> None:

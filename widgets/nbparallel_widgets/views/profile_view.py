@@ -24,7 +24,7 @@ class ProfileView:
         profile = self.profile
         key = "".join(f"<span>{swatch(kind)}{kind}</span>" for kind in KINDS)
         tables = "".join(self._table(file, rows) for file, rows in profile.shown())
-        foot = "".join(f"<p>{escape_html(line)}</p>" for line in profile.remarks)
+        foot = "".join(f"<p>{escape_html(line)}</p>" for line in profile.foot())
         return (
             f'{STYLE}<div class="nbp nbp-card nbp-profile"><div class="nbp-head">'
             f'<b class="nbp-title">{escape_html(profile.title)}</b>'

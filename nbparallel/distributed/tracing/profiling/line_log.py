@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
+import reprlib
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ from nbparallel.distributed.runtime.call_site import label_function
 from nbparallel.distributed.runtime.observers import ObservedCell
 
 clock = time.perf_counter_ns
+LONG_NS = 20_000_000
+"""A statement that takes less is nothing to advise about."""
 Times = list[int]
 """Nanoseconds in all, and of them those waiting and those moving data."""
 
@@ -30,6 +34,8 @@ class LineLog:
     """Of each file what it is called (empty: the cell that ran), and its lines."""
     remark: str
     """What could not be seen."""
+    results: tuple[tuple[int, int, str, str], ...] = ()
+    """Line, nanoseconds, names and what they hold then: statements that called no operation."""
 
 
 class LineTimer:
@@ -39,6 +45,7 @@ class LineTimer:
 
     def __init__(self, cell: ObservedCell) -> None:
         self._communicator, self._filename = cell.communicator, cell.filename
+        self._variables = cell.variables
         self._label_of = label_function(cell.filename)
         self._users: dict[str, bool] = {}
         self._last, self._spent = clock(), self._communicator.spent()
@@ -78,7 +85,26 @@ class LineTimer:
             for filename in {filename for filename, *_ in found if filename}
         }
         lines = tuple((filename, line, *times) for filename, line, times in found)
-        return LineLog(self._communicator.rank, lines, texts, self.remark)
+        return LineLog(self._communicator.rank, lines, texts, self.remark, tuple(self._results()))
+
+    def _results(self) -> Iterator[tuple[int, int, str, str]]:
+        """Yield what long statements of the cell have left, where ranks did not communicate in them."""
+        notes, ended = self._communicator.timeline(), time.monotonic_ns()
+        if notes is None or notes.omitted:
+            return
+        try:
+            body = ast.parse("".join(linecache.getlines(self._filename))).body
+        except SyntaxError:  # with IPython's syntax
+            return
+        statements, shown = {node.lineno: node for node in body}, reprlib.Repr()
+        shown.maxother = shown.maxstring = 400
+        begins = [begin for _, begin in notes.statements]
+        for (line, begin), end in zip(notes.statements, [*begins[1:], ended], strict=True):
+            alone = not any(begin <= operation[2] < end for operation in notes.noted)
+            if end - begin >= LONG_NS and alone and line in statements:
+                names = sorted(set(_assigned(statements[line])))
+                texts = [shown.repr(self._variables.get(name)) for name in names]
+                yield line, end - begin, ", ".join(names), "\n".join(texts)
 
     def _is_users(self, filename: str) -> bool:
         found = self._users.get(filename)
@@ -98,6 +124,13 @@ class LineTimer:
         found = [now - self._last, spent[0] - self._spent[0], spent[1] - self._spent[1]]
         self._last, self._spent = now, spent
         return found
+
+
+def _assigned(statement: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
 def add(times: Times, more: Times) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from os.path import commonprefix
@@ -20,6 +20,12 @@ UNEVEN = 1.2
 """Ranks are named where the slowest takes so many times what the fastest does."""
 LITTLE = 0.005
 """Share of the time below which a line has no figures."""
+WORTH = 0.1
+"""Share of the ranks' time from which on something is worth a sentence."""
+SHORTEST = 0.05
+"""Seconds of a cell: in a shorter one nothing is worth a change."""
+TELLING = 4
+"""Different digits in a value: one with less (0, True, a size) may be equal on all ranks by chance."""
 AROUND = 3
 """Lines without time that are shown before and after one that has."""
 
@@ -91,9 +97,11 @@ class Profile:
     """The source of each file."""
     remarks: tuple[str, ...] = ()
     """What was not seen."""
+    repeated: tuple[tuple[int, float, str], ...] = ()
+    """Line, seconds and names of statements of the cell that left the same on all ranks."""
 
     @classmethod
-    def of(cls, logs: Iterable[LineLog], lost: Collection[int]) -> Self:
+    def of(cls, logs: Sequence[LineLog], lost: Collection[int]) -> Self:
         """Return the profile that ranks have reported."""
         found: dict[tuple[str, int], dict[int, LineTimes]] = {}
         files: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -119,6 +127,7 @@ class Profile:
             whole,
             {names[filename]: text for filename, (_, text) in files.items()},
             (*said, *[f"what {rank_list(lost)} did was lost"] * bool(lost)),
+            tuple(_repeated(logs)),
         )
 
     @property
@@ -147,6 +156,25 @@ class Profile:
     def subtitle(self) -> str:
         """Which ranks, and for how long."""
         return f"{rank_list(self.ranks)}, {seconds_text(self.seconds)} each"
+
+    def foot(self) -> list[str]:
+        """Return the efficiency, at most three lines of advice, and what was not seen."""
+        computing = {rank: times.computing for rank, times in self.ranks.items()}
+        whole = self.seconds * len(self.ranks)
+        lines = [
+            efficiency(list(computing.values()), max(t.seconds for t in self.ranks.values()) if whole else 0)
+        ]
+        if self.seconds >= SHORTEST and len(self.ranks) > 1:
+            waiting = sum(times.waiting for times in self.ranks.values())
+            found = [uneven_work(computing, waiting, whole)]
+            for line, seconds, names in self.repeated:
+                share = f"{seconds / self.seconds:.0%}".replace("%", " %")
+                text = f"line {line} took {share} of the time, and all ranks have the same {names} then: "
+                text += "compute it once in the notebook, or have each rank do a part (dist.shard)"
+                found.append((seconds / self.seconds, text))
+            found.sort(reverse=True)
+            lines += [f"advice: {text}" for share, text in found[:3] if share >= WORTH]
+        return [line for line in (*lines, *self.remarks) if line]
 
     def shown(self) -> Iterator[tuple[str, list[tuple[int, str, ProfiledLine | None]]]]:
         """Yield the lines of each file that are shown: those with time, and the code around; 0: a gap."""
@@ -186,9 +214,43 @@ class Profile:
                 for mean, *ends in [self.figures(line)]
             ]
             parts.append(Table("", head, table).text())
-        return "\n".join((*parts, *self.remarks))
+        return "\n".join((*parts, *self.foot()))
 
     __repr__ = __str__
+
+
+def efficiency(computing: Sequence[float], seconds: float) -> str:
+    """Return how much of the ranks' time was computing, as the product of two shares (POP's metrics).
+
+    Load balance is the mean computing time by the longest, communication efficiency the longest by the whole:
+    https://pop-coe.eu/node/69.
+    """
+    if len(computing) < 2 or not seconds or not max(computing):
+        return ""
+    mean, most = sum(computing) / len(computing), max(computing)
+    whole, balance, rest = mean / seconds, mean / most, most / seconds
+    return (
+        f"{whole:.0%} of the ranks' time was computing = {balance:.0%} (how evenly the work was divided) "
+        f"× {rest:.0%} (what the busiest rank computed)"
+    ).replace("%", " %")
+
+
+def uneven_work(computing: Mapping[int, float], waiting: float, whole: float) -> tuple[float, str]:
+    """Return what share of the time an even division would save, and how."""
+    slowest = max(computing, key=lambda rank: computing[rank])
+    most, mean = computing[slowest], sum(computing.values()) / len(computing)
+    text = f"rank {slowest} computed {seconds_text(most)}, the mean is {seconds_text(mean)}: "
+    text += "deal the work like cards (range(rank, n, world_size)), or let nbp.map deal it"
+    return min((most - mean) * len(computing), waiting) / whole, text
+
+
+def _repeated(logs: Sequence[LineLog]) -> Iterator[tuple[int, float, str]]:
+    """Yield what all ranks have computed alike, as far as the beginnings and ends of values show."""
+    found = [{(line, names, text): ns for line, ns, names, text in log.results} for log in logs]
+    for key in found[0] if len(found) > 1 else ():
+        digits = set(key[2]) & set("123456789")
+        if all(key in each for each in found) and len(digits) >= TELLING and " at 0x" not in key[2]:
+            yield key[0], sum(each[key] for each in found) / len(found) / 1e9, key[1]
 
 
 def _name(filename: str, files: Mapping[str, tuple[str, tuple[str, ...]]]) -> str:
