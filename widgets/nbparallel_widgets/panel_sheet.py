@@ -106,7 +106,9 @@ border-radius:3px;padding:0 8px;cursor:pointer}
 .nbp.nbp .nbp-ranks .nbp-share{display:none}
 .nbp.nbp .nbp-ranks .nbp-state{grid-column:2/-1}
 .nbp.nbp .nbp-ranks .nbp-state:empty{display:none}
-.nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}}
+.nbp.nbp .nbp-ranks th.nbp-state{position:absolute;clip-path:inset(50%)}
+.nbp.nbp .nbp-lines .nbp-fast{display:none}
+.nbp.nbp .nbp-lines .nbp-line{width:90px}}
 @container (max-width:420px){
 .nbp.nbp .nbp-ranks tr{grid-template-columns:1fr 52px 76px}
 .nbp.nbp .nbp-ranks .nbp-bar{grid-row:2;grid-column:1/-1}

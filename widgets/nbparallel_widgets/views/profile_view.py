@@ -39,7 +39,10 @@ class ProfileView:
             ('<tr class="nbp-hot">' if line is not None and line is longest else "<tr>")
             + f'<th scope="row" class="nbp-n">{number or "⋮"}</th>'
             f'<td class="nbp-line">{"" if line is None else _bar(line.mean, most)}</td>'
-            + "".join(f'<td class="nbp-n">{figure}</td>' for figure in self.profile.figures(line))
+            + "".join(
+                f'<td class="nbp-n{kind}">{figure}</td>'
+                for figure, kind in zip(self.profile.figures(line), ("", " nbp-fast", ""), strict=True)
+            )
             + f"<td><code>{escape_html(code)}</code></td></tr>"
             for number, code, line in rows
         )
@@ -47,7 +50,7 @@ class ProfileView:
             f'<th scope="col"{side}>{name}</th>'
             for name, side in (
                 ("line", ' class="nbp-n"'), ("time", ""), ("average", ' class="nbp-n"'),
-                ("fastest rank", ' class="nbp-n"'), ("slowest rank", ' class="nbp-n"'),
+                ("fastest rank", ' class="nbp-n nbp-fast"'), ("slowest rank", ' class="nbp-n"'),
                 (escape_html(file) or "cell", ""),
             )
         )  # fmt: skip
