@@ -50,7 +50,7 @@ def lightness(colour: str) -> float:
     >>> round(lightness("#fff")), round(lightness("#777777"))
     (100, 50)
     """
-    return 116 * _luminance(colour) ** (1 / 3) - 16  # of colours that are not nearly black
+    return float(116 * _luminance(colour) ** (1 / 3) - 16)  # of colours that are not nearly black
 
 
 def _luminance(colour: str) -> float:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from nbparallel.distributed.tracing.profiling.profile import WORTH
 from nbparallel.errors import LEFT_OUT, rank_list
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets.panel_course import Course
-from nbparallel_widgets.timeline_text import WORTH, stands_out
+from nbparallel_widgets.timeline_text import stands_out
 
 _ABSENT = re.compile(rf"ranks? (\d[-\d, ]*) (?={LEFT_OUT} )")
 """Begins the error about ranks that left a call out."""

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from nbparallel.distributed.tracing.profiling import profile
-from nbparallel.distributed.tracing.profiling.profile import WORTH
 from nbparallel.errors.text.escaping import visible
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
@@ -115,7 +114,7 @@ def waits_by_culprit(timeline: Timeline) -> dict[int, float]:
 def stands_out(awaited: Mapping[int, float], waiting: float, whole: float) -> int:
     """Return the rank that others waited for in more than half of all their waiting; -1: none stands out."""
     rank = max(awaited, key=lambda rank: awaited[rank], default=-1)
-    return rank if rank >= 0 and awaited[rank] > waiting / 2 and waiting >= WORTH * whole else -1
+    return rank if rank >= 0 and awaited[rank] > waiting / 2 and waiting >= profile.WORTH * whole else -1
 
 
 def held_up_by(timeline: Timeline) -> int:
@@ -132,7 +131,7 @@ def verdict(timeline: Timeline) -> str:
     rank = held_up_by(timeline)
     if rank < 0:
         share = f"{waiting / whole:.0%}".replace("%", " %") if whole else "0 %"
-        spread = "no rank stands out: " if whole and waiting >= WORTH * whole else ""
+        spread = "no rank stands out: " if whole and waiting >= profile.WORTH * whole else ""
         return f"{spread}{share} of the time was waiting"
     places: dict[tuple[str, int], dict[int, float]] = {}
     for wait in timeline.waits():
@@ -279,7 +278,7 @@ def advice(timeline: Timeline) -> list[str]:
     if timeline.seconds < profile.SHORTEST or any(row.died for row in timeline.rows):
         return []
     found = sorted(_found(timeline), reverse=True)
-    return [text for share, text in found if share >= WORTH][:MOST]
+    return [text for share, text in found if share >= profile.WORTH][:MOST]
 
 
 def _found(timeline: Timeline) -> Iterator[tuple[float, str]]:
@@ -298,7 +297,7 @@ def _found(timeline: Timeline) -> Iterator[tuple[float, str]]:
         text = f"{calls // len(rows):,} small operations a rank took {_percent(share)} of the time, mostly "
         yield share, f"{text}{name} on line {line}: collect values in an array, and call it once for all"
     if len(rows) > timeline.cpus > 0:
-        lost, used = computing - timeline.cpu_seconds, timeline.cpu_seconds - WORTH * whole
+        lost, used = computing - timeline.cpu_seconds, timeline.cpu_seconds - profile.WORTH * whole
         text = f"{len(rows)} ranks share {timeline.cpus} CPU{'s' * (timeline.cpus > 1)} and had none for "
         text += f"{_percent(lost / whole)} of the time: as many ranks as CPUs do as much"
         yield min(lost, used) / whole, text
@@ -314,7 +313,7 @@ def _found(timeline: Timeline) -> Iterator[tuple[float, str]]:
     for name, (size, cells) in timeline.copied.items():
         if cells >= OFTEN:
             text = f"{name} ({size_text(size)}) was copied for each of the last {cells} cells: "
-            yield WORTH, f"{text}numbers in an array that you %share are never copied"
+            yield profile.WORTH, f"{text}numbers in an array that you %share are never copied"
 
 
 def _percent(share: float) -> str:
