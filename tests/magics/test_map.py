@@ -87,15 +87,3 @@ def test_an_interrupt_and_an_error_leave_the_ranks_usable(shared_kernel: Kernel)
     assert f"line 2 of {cell}" in failed.evalue
     assert f"Cell {cell}, line 2, in inverse(x)" in re.sub(r"\x1b\[[0-9;]*m", "", "".join(failed.traceback))
     assert kernel.run("%parallel -o kept_there kept\nassert kept_there == [0, 1]").status == "ok"
-
-
-@pytest.mark.slow
-def test_busy_ranks_are_said_without_our_frames(shared_kernel: Kernel) -> None:
-    """While a cell runs with ``--async``, the message is below one frame of the library at most."""
-    kernel = shared_kernel
-    kernel.run("%load_ext nbparallel\nimport nbparallel as nbp\nflag = nbp.zeros(1)\n%parallel -n 2 pass")
-    kernel.run("%%parallel --async\nwhile not flag[0]:\n    pass")
-    refused = kernel.run("nbp.map(abs, [1])")
-    assert refused.ename == "BusyError"
-    assert files_in(refused) in ([], ["ordered_map.py"]), refused.traceback
-    assert kernel.run("flag[0] = 1\n%parallel_result").status == "ok"

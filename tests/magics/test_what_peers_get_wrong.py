@@ -17,18 +17,6 @@ from tests.magics.cells import text, with_ranks
 
 pytestmark = pytest.mark.time_limit(120)
 
-WITHOUT_END = {
-    "sleep": "import time\nprint('begun', flush=True)\ntime.sleep(600)",
-    "a loop": "print('begun', flush=True)\nwhile True: pass",
-    "calls of C code": "import numpy as np\nprint('begun', flush=True)\n"
-    "a = np.random.rand(100_000)\nwhile True: np.sort(a)",
-    "a collective": "import time\nprint('begun', flush=True)\n"
-    "if rank: all_reduce(rank)\nelse: time.sleep(600)",
-    "a receive": "import time\nprint('begun', flush=True)\nif rank: recv(src=0)\nelse: time.sleep(600)",
-    "await": "import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(600)",
-    "a child": "import subprocess\nprint('begun', flush=True)\nsubprocess.run(['sleep', '600'])",
-}
-
 
 def pids(kernel: Kernel, count: int = 2) -> list[str]:
     """Return every rank's process, after a look at its variable and a collective of all."""
@@ -72,21 +60,6 @@ def test_await_at_top_level(shared_kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.fault("F20", "F21")
-def test_one_interrupt_frees_every_rank(shared_kernel: Kernel) -> None:
-    """Whatever they do: the cell is a KeyboardInterrupt, the processes and their variables stay."""
-    kernel = with_ranks(shared_kernel)
-    before = pids(kernel)
-    for doing, code in WITHOUT_END.items():
-        cell = kernel.begin(f"%%parallel\n{code}")
-        cell.wait_for("begun")
-        kernel.interrupt()
-        outcome = cell.wait()
-        assert (outcome.status, outcome.ename) == ("error", "KeyboardInterrupt"), doing
-        assert pids(kernel) == before, doing
-
-
-@pytest.mark.slow
 @pytest.mark.fault("F22", "F24")
 def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
     """The second press names it, the third ends it; it comes back, and the other one has lost nothing."""
@@ -110,22 +83,3 @@ def test_only_who_does_not_answer_is_ended(shared_kernel: Kernel) -> None:
     kernel.run("%rank 1 kept = rank + 7")
     after = pids(kernel)
     assert (after[0], after[1] != before[1]) == (before[0], True)
-
-
-@pytest.mark.slow
-def test_uneven_outputs_are_each_ranks_own(shared_kernel: Kernel) -> None:
-    """As many prints, displays and values as a rank has, in rank order; who has none has no label."""
-    kernel = with_ranks(shared_kernel, 3)
-    outcome = kernel.run(
-        "%%parallel\nfrom IPython.display import HTML, display\nimport sys\n"
-        "for step in range(rank):\n    print(f'line {rank}.{step}')\n"
-        "    display(HTML(f'<b>{rank}.{step}</b>'))\n"
-        "if rank == 2:\n    print('aside', file=sys.stderr)\nrank if rank == 1 else None"
-    )
-    assert [d["text/html"] for d in outcome.displays][-3:] == ["<b>1.0</b>", "<b>2.0</b>", "<b>2.1</b>"]
-    shown = text(outcome)
-    assert "rank 0" not in shown
-    places = [shown.index(part) for part in ("[rank 1] line 1.0", "[rank 2] line 2.0", "line 2.1", "aside")]
-    assert places == sorted(places)
-    assert shown.endswith("Out[rank 1]: 1\n")
-    assert len(pids(kernel, 3)) == 3

@@ -63,26 +63,6 @@ def test_a_session_turns_it_off_and_on() -> None:
         assert session.run(REDUCE).values == counts
 
 
-@pytest.mark.slow
-@pytest.mark.fault("F18")
-def test_a_refusal_in_the_middle_ends_the_cell_and_no_later_one() -> None:
-    """The error says what to do; the next cell copies, and nothing is read any more."""
-    with Session(2) as session:
-        session.run(SETUP)
-        assert all(session.run(REDUCE).values)
-        session.run(
-            "from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure\n"
-            "if rank == 1:\n"
-            "    peer_memory.read_memory = lambda *_: ReadError(ReadFailure.REFUSED, 1)"
-        )
-        with pytest.raises(ParallelError) as caught:
-            session.run(REDUCE)
-        assert isinstance(caught.value.errors[1], PermissionError)
-        assert "read_in_place = False" in str(caught.value.errors[1])
-        counts = session.run(REDUCE).values
-        assert session.run(REDUCE).values == counts
-
-
 GROWTH = """
 import numpy as np
 import nbparallel.distributed as dist

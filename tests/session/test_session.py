@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,27 @@ def four() -> Iterator[Session]:
     with Session(4) as session:
         session.run("pass")  # the first epoch's control segment is there before the first leak check
         yield session
+
+
+class TextSink:
+    """Keeps the text of a rank."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def stream(self, rank: int, name: str, text: str) -> None:
+        """Take text."""
+        self.text += text
+
+    def note(self, text: str) -> None:
+        """Take no note."""
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+    display: Any = None
+    result: Any = None
+    clear: Any = None
 
 
 def test_a_cell_runs_on_every_rank_and_keeps_its_variables(four: Session) -> None:
@@ -51,27 +73,15 @@ def test_both_streams_and_displays_arrive_in_the_order_in_which_they_were_made(f
     """A sink sees stdout, stderr and displays as the rank made them."""
     seen: list[tuple[str, str]] = []
 
-    class Sink:
+    class Sink(TextSink):
         def stream(self, rank: int, name: str, text: str) -> None:
-            if rank == 0:
-                seen.append((name, text))
+            seen.append((name, text))
 
-        def display(self, rank: int, data: dict, metadata: dict, transient: dict, update: bool) -> None:  # type: ignore[type-arg]
-            if rank == 0:
-                seen.append(("display", data["text/plain"]))
+        def display(self, rank: int, data: dict[str, str], *_: object) -> None:
+            seen.append(("display", data["text/plain"]))
 
-        def result(self, rank: int, data: dict, metadata: dict) -> None:  # type: ignore[type-arg]
-            if rank == 0:
-                seen.append(("result", data["text/plain"]))
-
-        def clear(self, rank: int, wait: bool) -> None:
-            pass
-
-        def note(self, text: str) -> None:
-            pass
-
-        def finish(self) -> None:
-            pass
+        def result(self, rank: int, data: dict[str, str], metadata: object) -> None:
+            seen.append(("result", data["text/plain"]))
 
     four.run(
         "import sys\n"
@@ -80,7 +90,8 @@ def test_both_streams_and_displays_arrive_in_the_order_in_which_they_were_made(f
         "    display({'text/plain': f'rich {i}'}, raw=True)\n"
         "    print('err', i, file=sys.stderr)\n"
         "'value'",
-        sink=Sink(),
+        sink=Sink(),  # type: ignore[arg-type]
+        ranks=[0],
     )
     wanted = [
         part
@@ -88,25 +99,6 @@ def test_both_streams_and_displays_arrive_in_the_order_in_which_they_were_made(f
         for part in [("stdout", f"out {i}\n"), ("display", f"rich {i}"), ("stderr", f"err {i}\n")]
     ]
     assert seen == [*wanted, ("result", "'value'")]
-
-
-class TextSink:
-    """Keeps the text of a rank."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def stream(self, rank: int, name: str, text: str) -> None:
-        """Take text."""
-        self.text += text
-
-    def note(self, text: str) -> None:
-        """Take no note."""
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-    display = result = clear = None
 
 
 def test_a_thread_of_an_earlier_cell_prints_into_the_cell_that_runs(four: Session) -> None:
@@ -308,33 +300,15 @@ def test_a_default_name_is_never_forced_on_the_user(four: Session) -> None:
 
 def test_a_second_task_on_busy_ranks_is_refused(four: Session) -> None:
     """Another thread gets a RuntimeError instead of a mixed-up cell."""
-    errors: list[BaseException] = []
-    running = threading.Event()
-
-    class Sink:
-        def stream(self, *_: object) -> None:
-            running.set()
-
-        def note(self, text: str) -> None:
-            pass
-
-        def finish(self) -> None:
-            pass
-
-        display = result = clear = None
-
-    def second() -> None:
-        assert running.wait(10)
-        try:
-            four.run("2")
-        except RuntimeError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=second)
+    sink = TextSink()
+    thread = threading.Thread(
+        target=four.run, args=("import time; print('running'); time.sleep(0.5)",), kwargs={"sink": sink}
+    )
     thread.start()
-    four.run("import time; print('running'); time.sleep(0.5)", sink=Sink())  # type: ignore[arg-type]
+    wait_until(lambda: sink.text)
+    with pytest.raises(RuntimeError, match="busy"):
+        four.run("2")
     thread.join()
-    assert "busy" in str(errors[0])
 
 
 def test_a_rank_starts_no_session_of_its_own(four: Session) -> None:

@@ -19,6 +19,7 @@ from nbparallel.testing.processes import patience, read
 from nbparallel.testing.strategies import wait_until
 from tests.harness.ranks import rank_pool
 from tests.multiprocessing.programs import run_program
+from tests.session.names.memory.mapped_memory import mapped
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
@@ -154,20 +155,11 @@ for method in "forkserver", "spawn":
     run_program(program, tmp_path)
 
 
-def _mapped_nbytes() -> int:
-    total = 0
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "memfd:nbp" in line or "/nbp_" in line:
-            begin, end = (int(address, 16) for address in line.split()[0].split("-"))
-            total += end - begin
-    return total
-
-
 @pytest.mark.slow
 def test_a_stopped_session_keeps_no_array() -> None:
     """Though the session is kept, what the notebook deletes is gone: objects, memory and names."""
     current_store().drain()
-    before = _mapped_nbytes()
+    before = mapped()
     names = {path.name for path in Path("/dev/shm").glob(f"nbp_*_{os.getpid()}*")}
     notebook = {"x": np.ones(12_500_000), "parts": [np.ones(1000)], "half": lambda value: value / 2}
     session = Session(2)
@@ -179,14 +171,14 @@ def test_a_stopped_session_keeps_no_array() -> None:
     session.who(notebook)
     session.statistics(notebook)
     session.timeline()
-    assert _mapped_nbytes() >= before + notebook["x"].nbytes
+    assert mapped() >= before + notebook["x"].nbytes
     session.stop()
     arrays = [weakref.ref(notebook["x"]), weakref.ref(notebook["parts"][0]), weakref.ref(notebook["half"])]
     notebook.clear()
     gc.collect()
     assert [array() for array in arrays] == [None] * 3
     current_store().drain()  # as the end of a notebook's cell does
-    assert _mapped_nbytes() <= before
+    assert mapped() <= before
     assert {path.name for path in Path("/dev/shm").glob(f"nbp_*_{os.getpid()}*")} == names
     assert session.closed
 

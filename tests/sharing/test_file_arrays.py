@@ -85,29 +85,27 @@ def test_raw_values(tmp_path):
 def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
     """Objects, other shapes, cut-off files, full disks, network file systems: each in a sentence."""
     np.save(tmp_path / "o.npy", np.array([None]), allow_pickle=True)
-    with pytest.raises(ObjectArrayError):
-        nbp.from_file(tmp_path / "o.npy")
     np.save(tmp_path / "x.npy", np.arange(10))
-    with pytest.raises(ValueError, match="not float32"):
-        nbp.from_file(tmp_path / "x.npy", "f4")
-    os.truncate(tmp_path / "x.npy", 150)
-    with pytest.raises(ValueError, match="has 150 bytes"):
-        nbp.from_file(tmp_path / "x.npy")
-    with pytest.raises(ValueError, match="mode"):
-        nbp.from_file(tmp_path / "x.npy", mode="a")
-    with pytest.raises(TypeError, match="needs dtype= and shape="):
-        nbp.from_file(tmp_path / "new.npy", mode="w+")
-    with pytest.raises(FileNotFoundError):
-        nbp.from_file(tmp_path / "none.npy")
-    with pytest.raises(SharedMemoryFullError):
-        nbp.from_file(tmp_path / "big.npy", "u1", 1 << 60, mode="w+")
+    np.save(tmp_path / "cut.npy", np.arange(10))
+    os.truncate(tmp_path / "cut.npy", 150)
+    for name, arguments, error, words in (
+        ("o.npy", {}, ObjectArrayError, None),
+        ("x.npy", {"dtype": "f4"}, ValueError, "not float32"),
+        ("cut.npy", {}, ValueError, "has 150 bytes"),
+        ("x.npy", {"mode": "a"}, ValueError, "mode"),
+        ("new.npy", {"mode": "w+"}, TypeError, "needs dtype= and shape="),
+        ("none.npy", {}, FileNotFoundError, None),
+        ("big.npy", {"dtype": "u1", "shape": 1 << 60, "mode": "w+"}, SharedMemoryFullError, None),
+    ):
+        with pytest.raises(error, match=words):
+            nbp.from_file(tmp_path / name, **arguments)
     monkeypatch.setattr(page_allocation, "file_system_of", lambda path: "nfs4")
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.from_file(tmp_path / "x.npy")
     monkeypatch.setattr(page_allocation, "file_system_of", lambda path: "fuse.drive")  # Colab's Google Drive
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.set_sharing_strategy("mmap", directory=tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["o.npy", "x.npy"]
+    assert sorted(os.listdir(tmp_path)) == ["cut.npy", "o.npy", "x.npy"]
 
 
 def test_errors_speak_of_the_users_file(tmp_path, monkeypatch):

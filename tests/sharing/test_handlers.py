@@ -7,25 +7,18 @@ import sys
 
 import pytest
 
-from tests.sharing.test_interrupts import FOLDER, come_again, pack, send
+from tests.sharing.test_interrupts import FOLDER, Interrupter, come_again, pack, send
 
 TURNS = 7
 """Every so many lines a handler comes in one run: each run at other lines, all together at all of them."""
 
 
-class Visitor:
+class Visitor(Interrupter):
     """Calls `handler` when every `every`-th line of the store's code is about to run, from the `first` on."""
 
     def __init__(self, first, every, handler):
-        self.left, self.every, self.handler = first, every, handler
-        self.visits = 0
-
-    def __enter__(self):
-        sys.settrace(self.trace)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(None)
+        super().__init__(first)
+        self.every, self.handler, self.visits = every, handler, 0
 
     def trace(self, frame, event, _):
         if not frame.f_code.co_filename.startswith(FOLDER + os.sep):

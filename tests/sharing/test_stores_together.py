@@ -7,12 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nbparallel.errors import SegmentLostError
-from tests.harness.stores import store_usage
+from nbparallel.sharing.lifecycle.segment import ALIGNMENT
+from tests.harness.stores import mark_interrupted, store_usage
 from tests.harness.tiers import examples
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["make", "make", "view", "send", "send", "drop", "drop", "drain", "kill"]),
+        st.sampled_from(["make", "make", "view", "send", "send", "drop", "drop", "drain", "doubt", "kill"]),
         st.integers(0, 2),
         st.integers(0, 2),
         st.integers(0, 1 << 16),
@@ -45,11 +46,15 @@ class World:
         if what == "make":
             self.values += 1
             strategy = "file_descriptor" if number % 2 else None  # packed with others, or alone
-            array = self.stores[client].empty(100 + number % 3 * 500, "i8", strategy=strategy)
-            array[:] = self.values
-            arrays.append((array, self.values))
+            size = (0, 1, 63, 64, 65, 800, 5000, 100_000)[number // 2 % 8]
+            array = self.stores[client].empty(size, "u1", strategy=strategy, for_all=number % 3 == 0)
+            assert array.ctypes.data % ALIGNMENT == 0
+            array[:] = self.values % 251
+            arrays.append((array, self.values % 251))
         elif what == "drain":
             self.stores[client].drain()
+        elif what == "doubt":
+            mark_interrupted(self.stores[client])
         elif what == "kill" and one != 0:
             self.exchange.kill(client).close()
             del self.stores[client], self.arrays[client]

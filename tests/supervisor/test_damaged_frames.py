@@ -1,13 +1,11 @@
 """F48: whatever a client of the same user sends to the supervisor, only that client loses."""
 
-import fcntl
 import os
 import random
 
 import pytest
 
-import nbparallel as nbp
-from nbparallel.errors import ParallelError, ProtocolError
+from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import (
@@ -22,14 +20,7 @@ from nbparallel.wire.segments import (
     Removed,
     segment_id,
 )
-
-
-def memory(nbytes):
-    """Return a descriptor of sealed memory."""
-    fd = os.memfd_create("nbp-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return fd
+from tests.supervisor.test_segment_server import memory
 
 
 def mutated(random_, payload):
@@ -116,40 +107,3 @@ def check_mutated_frames(tmp_path, count):
     assert len(os.listdir("/proc/self/fd")) == before
     assert bystander.read_text() == "keep"
     assert count // 10 < refused < count
-
-
-NOISE = """
-import os, random, socket, stat
-from tests.harness.stores import broker_socket, store_brokers
-random_ = random.Random(seed)
-(broker,) = store_brokers()
-noise = random_.randbytes(random_.choice([1, 8, 24, 100, 60_000]))
-wire = broker_socket(broker)
-wire.setblocking(False)
-try:
-    wire.send(noise)
-except OSError:
-    pass
-wire.close()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.time_limit(90)
-def test_f48_a_rank_that_talks_nonsense_harms_only_itself():
-    """Bytes that are no frame cost that rank its connection or its life; the others go on."""
-    with nbp.Session(3) as session:
-        names = {"x": nbp.zeros(100_000), "seed": 0}
-        assert session.run("float(x.sum())", namespace=names).values == [0, 0, 0]
-        for seed in range(5):
-            names["seed"] = seed
-            failed: set[int] = set()
-            try:
-                session.run(NOISE, ranks=[1], namespace=names)
-            except ParallelError as error:
-                failed = set(error.errors)
-            assert failed <= {1}
-            assert session.run("float(x[0])", ranks=[0, 2], namespace=names).values == [0, 0]
-            assert session.run("y = nbp.ones(100_000)\nfloat(y.sum())", ranks=[0, 2]).ranks
-        session.restart(1)
-        assert session.run("float(all_reduce(1.0)), float(x[-1])", namespace=names).values == [(3, 0)] * 3

@@ -17,7 +17,6 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 LESSONS = NOTEBOOKS[1:]
 """Without the one that checks the set-up."""
 COURSE = ROOT / "notebooks/README.md"
-LINK = re.compile(r"\]\(([^)#:\s]*)(?:#([\w-]+))?\)")
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -46,26 +45,6 @@ def test_a_notebook_uses_the_field_s_words(path: Path) -> None:
     cells = nbformat.read(path, as_version=4).cells
     found = [bad for cell in cells for bad in offences(cell.source)]
     assert not found, "\n".join(found)
-
-
-def test_links_lead_somewhere() -> None:
-    """A link of a notebook, or of the lecturer's page, names a file, and a heading where it names one."""
-    pages = {path: [cell.source for cell in nbformat.read(path, as_version=4).cells] for path in NOTEBOOKS}
-    pages[COURSE] = [COURSE.read_text()]
-    links = [(path, found) for path, texts in pages.items() for text in texts for found in LINK.findall(text)]
-    assert len(links) > 20
-    wrong = []
-    for path, (file, heading) in links:
-        target = path.parent / file if file else path
-        if not target.exists() or (heading and heading not in headings(target)):
-            wrong.append(f"{path.name}: {file}#{heading}")
-    assert not wrong, "\n".join(wrong)
-
-
-def headings(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub and MyST make them."""
-    lines = [line.lstrip("# ") for line in page.read_text().splitlines() if line.startswith("#")]
-    return {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
 def test_the_lecturer_s_page_has_every_notebook() -> None:

@@ -12,12 +12,8 @@ from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError, Sta
 from nbparallel.session import Session
 from nbparallel.session.tasks.task_run import GRACE_SECONDS
 from nbparallel.testing.strategies import wait_until
+from tests.faults.deaths.test_reclaim import has_ended
 from tests.harness.turns import Promised
-
-
-def runs(pid: int) -> bool:
-    """Whether a process has not ended; init may take seconds to reap the zombie of an orphan."""
-    return os.path.exists(f"/proc/{pid}/exe")
 
 
 def test_f1_a_rank_killed_while_idle_is_seen_at_once_and_comes_back(promised: Promised) -> None:
@@ -166,12 +162,12 @@ def test_f9_a_killed_supervisor_takes_all_ranks_and_the_next_cell_starts_new_one
         if state == "idle":
             os.kill(supervisor, signal.SIGKILL)
             with promised(1.0):
-                wait_until(lambda: not any(map(runs, pids)))
+                wait_until(lambda: all(map(has_ended, pids)))
         else:
             source = "time.sleep(60)" if state == "computing" else "recv(src=0)"
             with pytest.raises((SupervisorDiedError, ParallelError)):
                 session.run(f"if rank == 0: os.kill({supervisor}, signal.SIGKILL); time.sleep(60)\n{source}")
-            wait_until(lambda: not any(map(runs, pids)))
+            wait_until(lambda: all(map(has_ended, pids)))
         result = session.run("rank")
         assert result.values == [0, 1]
         assert any("supervisor" in note for note in result.notes) or state != "idle"
@@ -186,9 +182,9 @@ def test_f9_what_ranks_had_started_goes_with_them_when_the_supervisor_is_killed(
         ).values[0]
         rank = session.statistics().ranks[0].pid
         os.kill(session.statistics().supervisor_pid, signal.SIGKILL)
-        wait_until(lambda: not runs(rank))
+        wait_until(lambda: has_ended(rank))
         wait_until(lambda: session.run("rank").values == [0])
-        wait_until(lambda: not runs(pid))
+        wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.slow

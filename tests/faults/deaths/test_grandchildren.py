@@ -12,6 +12,7 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.testing.strategies import wait_until
+from tests.faults.deaths.test_reclaim import has_ended
 from tests.harness.turns import Promised
 
 WAYS = {
@@ -51,16 +52,14 @@ WAYS = {
         "pids.append(int(os.read(read, 20)))"
     ),
 }
-START = "import os, subprocess, sys, time, signal\npids = []\n"
 
 
 def alive(pid: int) -> bool:
     """Return whether a process runs: a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return not has_ended(pid)
+
+
+START = "import os, subprocess, sys, time, signal\npids = []\n"
 
 
 @pytest.mark.matrix(cover=())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -15,9 +14,9 @@ import pytest
 import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.monitoring.statistics import SessionStatistics
+from tests.faults.security.test_other_users import as_another_user
 from tests.harness.ranks import rank_pool
 
-NOBODY = 65534
 LISTENS = 0x10000
 """``__SO_ACCEPTCON``, in the flags of /proc/net/unix (unix(7))."""
 SECRET = "hunter2-correct-horse"
@@ -111,34 +110,6 @@ def probes(pid: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def refusals(pids: list[int]) -> dict[str, str]:
-    """Try every probe on every process as another user; return what the system said."""
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        said = {}
-        try:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            for pid in pids:
-                for what, probe in probes(pid).items():
-                    try:
-                        probe()
-                        said[f"{what} of {pid}"] = "it worked"
-                    except OSError as error:
-                        said[f"{what} of {pid}"] = type(error).__name__
-            with os.fdopen(write, "w") as pipe:
-                json.dump(said, pipe)
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        answer: dict[str, str] = json.load(pipe)
-    os.waitpid(child, 0)
-    return answer
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
     os.geteuid() != 0, reason="only root can become another user (setuid): run the tests as root to see it"
@@ -147,7 +118,9 @@ def test_f80_ten_ways_in_are_refused_to_another_user() -> None:
     """Files, memory, descriptors, tracing, signals: whatever is tried on any process of a session."""
     with Session(1) as session:
         pids = all_processes(session.statistics())
-        said = refusals(pids)
+        said = as_another_user(
+            lambda: {f"{what} of {pid}": probe for pid in pids for what, probe in probes(pid).items()}
+        )
         assert len(said) == 10 * len(pids)
         assert set(said.values()) == {"PermissionError"}, said
         assert session.run("rank").values == [0]
@@ -192,7 +165,7 @@ def test_f85_secrets_do_not_get_about(monkeypatch: pytest.MonkeyPatch) -> None:
             assert added <= {
                 "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER", "RANK", "LOCAL_RANK", "WORLD_SIZE",
                 "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONHASHSEED",
-                "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+                "OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "POLARS_MAX_THREADS", "VECLIB_MAXIMUM_THREADS",
                 "LINES", "COLUMNS",  # GNU readline's, which pdb imports on CPython 3.13
             }, added  # fmt: skip
             with socket.socket() as sock:

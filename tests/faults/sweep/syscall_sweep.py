@@ -259,34 +259,8 @@ def record_all(
     return points
 
 
-def table(outcomes: list[Outcome]) -> str:
-    """Return the table of tests/faults/sweep/README.md."""
-    rows = [
-        "| strategy | victim | killed at | failed | of these no effect | an error of ours | ended cleanly "
-        "| not reached | foreign errors | leaks | hangs, broken |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    groups: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault((outcome.point.strategy, outcome.point.victim), []).append(outcome)
-    for (strategy, victim), group in groups.items():
-        kinds = collections.Counter(outcome.kind for outcome in group)
-        kills = sum(outcome.point.action == "SIGKILL" for outcome in group)
-        cells = [
-            strategy,
-            victim,
-            kills,
-            len(group) - kills,
-            *(kinds[kind] for kind in ("no effect", "error", "ended", "not reached")),
-            *(kinds[kind] for kind in ("foreign error", "leak")),
-            kinds["hang"] + kinds["broken"],
-        ]
-        rows.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(rows)
-
-
 def main() -> int:
-    """Sweep, print what is bad as it comes, then the table."""
+    """Sweep, print what is bad as it comes, then what came of all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
@@ -309,7 +283,8 @@ def main() -> int:
                 log.write(f"{outcome.kind:14} {outcome.point}: {outcome.text}\n")
         if outcome.bad:
             print(f"{outcome.kind.upper()}: {outcome.point}: {outcome.text}", flush=True)
-    print(table(outcomes))
+    counts = collections.Counter((o.point.strategy, o.point.victim, o.kind) for o in outcomes)
+    print(*(f"{', '.join(key)}: {count}" for key, count in counts.items()), sep="\n")
     print(f"{len(outcomes)} points in {time.monotonic() - started:.0f} s")
     return 1 if any(outcome.bad for outcome in outcomes) else 0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import pytest
 
-from tests.harness.kernel import CellOutcome, Kernel
+from tests.harness.kernel import Kernel
 from tests.magics.cells import printed, with_ranks
+from tests.magics.front_ends.test_post_mortem import debug
 
 pytestmark = pytest.mark.time_limit(90)
 
@@ -16,23 +16,14 @@ pytestmark = pytest.mark.time_limit(90)
 CHOSEN = "os.environ['PYTHONBREAKPOINT'] = 'pdb.set_trace'\n"
 
 
-def debug(kernel: Kernel, code: str, commands: Sequence[str]) -> CellOutcome:
-    """Run a cell that asks for just these commands."""
-    cell = kernel.begin(code, allow_stdin=True)
-    for command in commands:
-        assert kernel.question() == ("[rank 0] (Pdb) ", False)
-        kernel.answer(command)
-    return cell.wait()
-
-
 def test_it_stops_where_it_is_called(shared_kernel: Kernel) -> None:
     """Behind a cell's last statement too; an assignment is the rank's, and nothing is left in its names."""
     kernel = with_ranks(shared_kernel)
-    outcome = debug(kernel, "%%parallel -r 0\nval = 41\nbreakpoint()", ["p val + 1", "kept = 70", "c"])
+    outcome = debug(kernel, "%%parallel -r 0\nval = 41\nbreakpoint()", ["p val + 1", "kept = 7", "c"], rank=0)
     assert outcome.status == "ok", outcome.traceback
     assert "(3)<module>()\n-> breakpoint()\n42\n" in printed(outcome)
     after = kernel.run("%parallel -r 0 kept, '__return__' in globals()")
-    assert printed(after) == "Out[rank 0]: (70, False)\n"
+    assert printed(after) == "Out[rank 0]: (7, False)\n"
 
 
 @pytest.mark.slow
@@ -43,7 +34,7 @@ def test_stepping_stays_in_the_cell(shared_kernel: Kernel) -> None:
         "%%parallel -r 0\nimport numpy as np\ndef f(x):\n    y = barrier\n    return x * 10\n"
         "breakpoint()\nz = f(4)\nprint(z + len(np.ones(3)))"
     )
-    outcome = debug(kernel, cell, ["n", "s", "s", "n", "p x", "n", "n", "n"])
+    outcome = debug(kernel, cell, ["n", "s", "s", "n", "p x", "n", "n", "n"], rank=0)
     assert outcome.status == "ok", outcome.traceback
     shown = printed(outcome)
     stops = re.findall(r"-> (.+)|^(\d+)$|--(Return|Call)--", shown, re.MULTILINE)
@@ -70,7 +61,7 @@ def test_leaving_it_ends_the_cell(shared_kernel: Kernel) -> None:
     """With ``q`` as an error on the line where it was; an interrupt at its prompt is the cell's."""
     kernel = with_ranks(shared_kernel)
     for commands, line in ((["q"], 2), (["n", "q"], 3)):
-        outcome = debug(kernel, "%%parallel -r 0\nbreakpoint()\nkept = 0", commands)
+        outcome = debug(kernel, "%%parallel -r 0\nbreakpoint()\nkept = 0", commands, rank=0)
         assert f"BdbQuit on rank 0, line {line}" in outcome.evalue
         assert "bdb.py" not in outcome.traceback
     cell = kernel.begin("%%parallel\nrank == 0 and breakpoint()\nbarrier()", allow_stdin=True)
@@ -84,7 +75,7 @@ def test_leaving_it_ends_the_cell(shared_kernel: Kernel) -> None:
 def test_set_trace_is_the_same(shared_kernel: Kernel) -> None:
     """``pdb.set_trace()``: it stops there, an interrupt is the cell's, and several ranks are refused."""
     kernel = with_ranks(shared_kernel)
-    outcome = debug(kernel, "%%parallel -r 0\nimport pdb\npdb.set_trace()\n1", ["p kept", "c"])
+    outcome = debug(kernel, "%%parallel -r 0\nimport pdb\npdb.set_trace()\n1", ["p kept", "c"], rank=0)
     assert outcome.status == "ok", outcome.traceback
     assert "(3)<module>()\n-> pdb.set_trace()\n7\n" in printed(outcome)
     cell = kernel.begin("%%parallel -r 0\nimport os\n" + CHOSEN + "breakpoint()", allow_stdin=True)

@@ -104,23 +104,6 @@ def test_the_time_out_ends_the_question(shared_kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-def test_breakpoint_on_one_rank_is_a_debugger(shared_kernel: Kernel) -> None:
-    """Its commands are questions like any other."""
-    kernel = with_ranks(shared_kernel)
-    cell = kernel.begin(
-        "%%parallel\ndef f(x):\n    if rank == 1:\n        breakpoint()\n    return x\nf(3)", allow_stdin=True
-    )
-    prompt, _ = kernel.question()
-    assert prompt.startswith("[rank 1] ")
-    kernel.answer("p x * 100")
-    kernel.question()
-    kernel.answer("c")
-    outcome = cell.wait()
-    assert outcome.status == "ok", outcome.traceback
-    assert "300" in printed(outcome)
-
-
-@pytest.mark.slow
 def test_a_cell_in_the_background_cannot_ask(shared_kernel: Kernel) -> None:
     """Its error says so."""
     kernel = with_ranks(shared_kernel)

@@ -93,28 +93,6 @@ def test_output_is_labelled_live_and_in_its_cell(shared_kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-def test_errors_and_syntax_errors(shared_kernel: Kernel) -> None:
-    """The cell's one error message names the root cause; a cell that does not compile is one SyntaxError."""
-    loaded(shared_kernel, prestarted=False)
-    wrong = shared_kernel.run("%%parallel -n 3\nx = 1\nif x\n    y = 2")
-    assert (wrong.status, wrong.ename) == ("error", "SyntaxError")
-    assert [m.kind for m in wrong.messages].count("error") == 1
-    assert "line 3" in wrong.traceback
-    assert "nbparallel" not in wrong.traceback
-    assert shared_kernel.descendants() == []
-
-    failed = shared_kernel.run("%%parallel -n 3\nprint('before')\nif rank == 1:\n    1 / 0")
-    assert failed.status == "error"
-    assert failed.evalue == "ZeroDivisionError on rank 1, line 4: division by zero"
-    assert [kind for kind, _ in page(failed)] == ["stdout", "error"]
-    assert text(failed) == "[ranks 0-2] before\n"
-    assert f"Cell In[{failed.execution_count}], line 4" in re.sub(r"\x1b\[[0-9;]*m", "", failed.traceback)
-    usage = shared_kernel.run("%%parallel --rnks 0\nx")
-    assert (usage.status, usage.ename) == ("error", "UsageError")
-    assert usage.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
 def test_an_interrupt_reaches_a_cell_of_another_thread(shared_kernel: Kernel) -> None:
     """A subshell's cell runs in one: the stop button ends it while the main shell is idle."""
     loaded(shared_kernel)
@@ -270,20 +248,6 @@ def test_load_and_unload_many_times(kernel: Kernel, times: int) -> None:
         outcome = kernel.run(once * 5, timeout=60)
         assert outcome.status == "ok", outcome.traceback
     assert kernel.run("state() == before or (before, state())").result == "True"
-    assert kernel.descendants() == []
-
-
-@pytest.mark.slow
-def test_status_and_stop(kernel: Kernel) -> None:
-    """`%parallel_status` is a table as text and as HTML; `%parallel_stop` leaves no process."""
-    loaded(kernel)
-    assert "no ranks are running" in kernel.run("%parallel_status").stdout
-    kernel.run("%%parallel -n 2\nx = 1")
-    shown = kernel.run("%parallel_status").displays[0]
-    assert "<table" in shown["text/html"]
-    assert "2 ranks" in shown["text/plain"]
-    assert len(kernel.descendants()) >= 3
-    kernel.run("%parallel_stop")
     assert kernel.descendants() == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -134,52 +135,29 @@ def test_output_is_live_and_then_in_order(page: Page) -> None:
     assert page.clears == 1
 
 
-def test_what_is_in_order_stays(page: Page) -> None:
-    """Output that came in rank order is not cleared."""
-    out = CellOutput(page)
-    out.stream(0, "stdout", "a\nb\n")
-    wait_until_shown(page, "b\n")
-    out.stream(0, "stdout", "c\n")
-    wait_until_shown(page, "c\n")
-    out.stream(1, "stdout", "d\n")
+@pytest.mark.parametrize(
+    ("options", "sent", "live", "end"),
+    [
+        ({}, [(0, "a\nb\n"), (0, "c\n"), (1, "d\n")], "[rank 0]\na\nb\nc\n[rank 1] d\n", ""),
+        ({}, [(0, "a\n"), (0, "b\n")], "[rank 0] a\n[rank 0] b\n", "[rank 0]\na\nb\n"),
+        ({}, [(0, "0."), (0, "1."), (0, "2.")], "[rank 0] 0.1.2.", ""),
+        ({"order": "stream"}, [(1, "first\n"), (0, "second\n")], "[rank 1] first\n[rank 0] second\n", ""),
+        ({"can_clear": False}, [(1, "first\n"), (0, "second\n")], "[rank 1] first\n[rank 0] second\n", ""),
+    ],
+    ids=["in order", "a label a line, then a block", "dots", "as it came", "a terminal"],
+)
+def test_lines_that_come_one_by_one(
+    options: dict[str, Any], sent: list[tuple[int, str]], live: str, end: str
+) -> None:
+    """Each is shown under its rank's label; only what looks otherwise in the end is shown again."""
+    page = Page(can_clear=options.get("can_clear", True))
+    out = CellOutput(page, order=options.get("order", "rank"))
+    for rank, text in sent:
+        out.stream(rank, "stdout", text)
+        wait_until_shown(page, text)
+    assert page.text == live
     out.finish()
-    assert page.text == "[rank 0]\na\nb\nc\n[rank 1] d\n"
-    assert page.clears == 0
-
-
-def test_a_slow_rank_gets_one_block_in_the_end(page: Page) -> None:
-    """Lines that came one by one have a label each while the cell runs, and one label for all in the end."""
-    out = CellOutput(page)
-    for epoch in range(3):
-        out.stream(0, "stdout", f"epoch {epoch}\n")
-        wait_until_shown(page, f"epoch {epoch}\n")
-    assert page.text == "[rank 0] epoch 0\n[rank 0] epoch 1\n[rank 0] epoch 2\n"
-    out.finish()
-    assert page.text == "[rank 0]\nepoch 0\nepoch 1\nepoch 2\n"
-
-
-def test_dots_stay_on_their_line(page: Page) -> None:
-    """Text without line ends goes on where it was."""
-    out = CellOutput(page)
-    for number in range(3):
-        out.stream(0, "stdout", f"{number}.")
-        wait_until_shown(page, f"{number}.")
-    out.stream(0, "stdout", "\ndone\n")
-    out.finish()
-    assert page.text == "[rank 0]\n0.1.2.\ndone\n"
-
-
-def test_stream_order_stays_as_it_came(page: Page) -> None:
-    """With order="stream" nothing is shown twice, and a terminal cannot take anything back."""
-    for order, can_clear in (("stream", True), ("rank", False)):
-        page = Page(can_clear=can_clear)
-        out = CellOutput(page, order=order)
-        out.stream(1, "stdout", "first\n")
-        wait_until_shown(page, "first")
-        out.stream(0, "stdout", "second\n")
-        out.finish()
-        assert page.text == "[rank 1] first\n[rank 0] second\n"
-        assert page.clears == 0
+    assert page.text == (end or live)
 
 
 def test_an_interrupt_while_the_end_is_shown_loses_nothing(page: Page) -> None:

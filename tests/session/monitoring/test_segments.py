@@ -8,7 +8,6 @@ import threading
 import time
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,6 @@ import pytest
 import nbparallel as nbp
 from nbparallel.session import Session
 from nbparallel.session.diagnostics.doctor import examine
-from nbparallel.wire.messages import RankMemory, RankSegment
-
-
-def rank(number: int, client: int, *made: RankSegment, alive: bool = True) -> Any:
-    """Stand in for a rank's handle."""
-    return SimpleNamespace(rank=number, client=client, alive=alive, memory=RankMemory(made))
 
 
 @pytest.mark.slow
@@ -99,28 +92,6 @@ def test_statistics_wait_for_nobody_who_cannot_answer() -> None:
         finally:
             os.kill(pid, signal.SIGCONT)
         assert session.statistics().ledger_answered
-
-
-@pytest.mark.slow
-def test_statistics_from_several_threads() -> None:
-    """Threads that ask at the same time each get a whole answer, also while a cell runs."""
-    x = nbp.zeros(1 << 17)
-    with Session(2) as session:
-        seen: list[Any] = []
-
-        def look() -> None:
-            seen.extend(session.statistics() for _ in range(20))
-
-        threads = [threading.Thread(target=look) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for _ in range(10):
-            session.run("x[0]", namespace={"x": x})
-        for thread in threads:
-            thread.join(30)
-        assert len(seen) == 80
-        assert all(statistics.ledger_answered for statistics in seen)
-        assert session.statistics({"x": x}).segments[0].ranks == (0, 1)
 
 
 @pytest.mark.slow

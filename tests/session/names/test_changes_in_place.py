@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from nbparallel.session.names import cell_inputs
-from nbparallel.sharing import set_sharing_strategy
-from nbparallel.testing.strategies import temporary_registry
 from tests.session.names.pair import Pair
 
 LOST = "the notebook has changed it, and what this rank changed in it is lost"
@@ -84,17 +82,6 @@ def test_deletion_and_assignment(pair: Pair) -> None:
     pair.type("e = [2]")
     pair.run("e")
     assert pair.notes == ("e was replaced: the notebook has changed it since this rank assigned it",)
-
-
-def test_arrays_under_the_strategy_copy(pair: Pair) -> None:
-    """They are the rank's own as any object is."""
-    with temporary_registry():
-        set_sharing_strategy("copy")
-        pair.type("import numpy as np\nd = np.zeros(4)")
-        pair.run("d[0] = 1")
-        pair.type("d[1] = 1")
-        assert pair.run("d.tolist()") == [0, 1, 0, 0]
-    assert pair.notes == (f"d was replaced: {LOST}",)
 
 
 def test_a_name_that_takes_long_to_check_says_so_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from nbparallel.errors import BusyError, ClosedError, ParallelError
+from nbparallel.errors import BusyError, ParallelError
 from nbparallel.session import PendingCell, Session
 from nbparallel.testing.strategies import wait_until
 
@@ -54,21 +53,6 @@ def test_a_submitted_cell_runs_while_its_caller_goes_on() -> None:
         assert list(session.run("rank").values) == [0, 1]
 
 
-@pytest.mark.slow
-def test_cancel_interrupts_it_and_leaves_the_ranks(session: Session) -> None:
-    """As the stop button does: variables and processes stay."""
-    session.run("import os, time\nkept = os.getpid()")
-    pids = list(session.pull("kept"))
-    pending = session.submit("print('asleep', flush=True)\ntime.sleep(100)")
-    _wait_for_text(pending, "asleep")
-    assert pending.cancel()
-    with pytest.raises(KeyboardInterrupt) as caught:
-        pending.result(30)
-    assert caught.value.result.ranks[0].stdout == "asleep\n"
-    assert pending.state == "cancelled"
-    assert list(session.run("assert kept == os.getpid(); kept").values) == pids
-
-
 def test_session_interrupt_reaches_it(session: Session) -> None:
     """`Session.interrupt` means whatever runs."""
     pending = session.submit("import time\nprint('asleep', flush=True)\ntime.sleep(100)")
@@ -88,17 +72,6 @@ def test_its_error_is_kept_for_who_asks(session: Session) -> None:
     assert list(session.run("rank").values) == [0, 1]
 
 
-def test_what_cannot_run_is_refused_at_once(session: Session) -> None:
-    """And the turn is free again."""
-    with pytest.raises(SyntaxError):
-        session.submit("x = (")
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        session.submit("1", colour="red")
-    with pytest.raises(ValueError, match="ranks 0-1"):
-        session.submit("1", ranks=[7])
-    assert list(session.run("rank").values) == [0, 1]
-
-
 def test_callbacks_are_called_once_before_or_after_the_end(session: Session) -> None:
     """With the pending cell itself."""
     heard: list[str] = []
@@ -115,27 +88,3 @@ def test_a_time_out_ends_it(session: Session) -> None:
     pending = session.submit("import time\ntime.sleep(100)", timeout=0.2)
     assert isinstance(pending.exception(30), TimeoutError)
     assert pending.state == "failed"
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-def test_stopping_the_session_ends_it() -> None:
-    """Nobody waits for ever, no thread stays."""
-    with Session(2) as session:
-        pending = session.submit("import time\nprint('asleep', flush=True)\ntime.sleep(100)")
-        _wait_for_text(pending, "asleep")
-    assert isinstance(pending.exception(30), ClosedError)
-    wait_until(lambda: all(thread.name != "nbparallel-pending" for thread in threading.enumerate()))
-
-
-@pytest.mark.slow
-@pytest.mark.fault
-def test_a_killed_rank_fails_it() -> None:
-    """A death is its error, and the next cell works."""
-    with Session(2) as session:
-        pending = session.submit(
-            "import os, signal\nrank == 1 and os.kill(os.getpid(), signal.SIGKILL)\nbarrier()"
-        )
-        with pytest.raises(ParallelError, match="rank 1"):
-            pending.result(30)
-        assert list(session.run("rank").values) == [0, 1]

@@ -89,6 +89,7 @@ def test_a_cell_that_cannot_run_is_refused_when_it_is_submitted(session: Session
         ("x = (", SyntaxError, {}),
         ("lock", TypeError, {"namespace": namespace}),
         ("1", ValueError, {"ranks": [7]}),
+        ("1", TypeError, {"colour": "red"}),
         ("flag", BusyError, {"namespace": namespace, "share": "flag"}),
     ):
         with pytest.raises(error):
@@ -125,12 +126,10 @@ def test_one_that_fails_or_is_cancelled_does_not_stop_the_others(session: Sessio
 
 @pytest.mark.slow
 def test_what_waits_ends_with_the_session() -> None:
-    """Each with an error, and no thread stays."""
+    """As the cell that runs: each with an error, and no thread stays."""
     with Session(2) as session:
-        _, namespace = occupy(session)
-        waiting = [session.submit("1", queue=True) for _ in range(3)]
-        del namespace
-    assert all(isinstance(cell.exception(30), ClosedError) for cell in waiting)
+        cells = [occupy(session)[0], *(session.submit("1", queue=True) for _ in range(3))]
+    assert all(isinstance(cell.exception(30), ClosedError) for cell in cells)
     wait_until(lambda: all(thread.name != "nbparallel-pending" for thread in threading.enumerate()))
 
 

@@ -1,8 +1,5 @@
 """Mappings that stay for the next array in the same memory: who has them, and how long."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from nbparallel.errors import InvalidHandleError, ReadOnlyArrayError, SegmentLostError
@@ -10,6 +7,7 @@ from nbparallel.sharing.lifecycle import imported_segments
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.wire.frames import Kind
 from tests.harness.stores import store_usage
+from tests.sharing.lifecycle.test_segment_lifetime import ours
 
 
 @pytest.fixture
@@ -23,29 +21,6 @@ def asked(exchange, client=1):
     said = [kind for who, kind in exchange.said if who == client and kind in (Kind.FETCH, Kind.HOLD)]
     exchange.said.clear()
     return said
-
-
-def mapped():
-    """Count mappings and descriptors of segments in this process."""
-    maps = Path("/proc/self/maps").read_text().count("memfd:nbp-")
-    links = (Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd"))
-    return maps, sum("memfd:nbp-" in os.readlink(link) for link in links if link.is_symlink())
-
-
-def test_an_old_handle_never_finds_new_content(exchange, pair):
-    """The end of a use is told to who keeps the memory mapped."""
-    k, r = pair
-    array = k.zeros(1000)
-    old = k.handle(array)
-    r.attach(old)
-    r.drain()
-    del array
-    k.drain()
-    other = k.zeros(1000)
-    assert k.handle(other).memory == old.memory
-    with pytest.raises(SegmentLostError):
-        r.attach(old)
-    assert r.attach(k.handle(other)).shape == (1000,)
 
 
 def test_rights_are_kept_apart(exchange, pair):
@@ -77,7 +52,7 @@ def test_memory_that_others_could_write_to_does_not_become_read_only(exchange, p
     handle = k.handle(array)
     r.attach(handle, writable=True)
     r.drain()
-    before = mapped()[0]
+    before = ours()[0]
     address = array.ctypes.data
     del array
     k.drain()
@@ -86,7 +61,7 @@ def test_memory_that_others_could_write_to_does_not_become_read_only(exchange, p
     assert array.ctypes.data == address
     assert again.memory not in (0, handle.memory)
     r.drain()
-    assert mapped()[0] == before - 1
+    assert ours()[0] == before - 1
     with pytest.raises(ReadOnlyArrayError):
         r.attach(again, writable=True)
     asked(exchange)

@@ -4,72 +4,22 @@ import gc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.sharing import Store
 from nbparallel.sharing.lifecycle import exported_segments
 from nbparallel.sharing.lifecycle.exported_segments import FIRST_NBYTES
-from nbparallel.sharing.lifecycle.segment import ALIGNMENT, JOIN_SHARE
+from nbparallel.sharing.lifecycle.segment import JOIN_SHARE
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
-from tests.harness.stores import mark_interrupted
-from tests.harness.tiers import examples
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
-MOVES = st.lists(
-    st.tuples(
-        st.sampled_from(["make", "make", "make", "drop", "drop", "show", "view", "drain", "doubt"]),
-        st.integers(0, 1 << 16),
-        st.sampled_from([0, 1, 63, 64, 65, 800, 5000, 100_000]),
-    ),
-    max_size=80,
-)
 
 
 def own(store):
     """Return the living segments of a store."""
     return [record for record in store.segments() if record.own and record.phase != "pooled"]
-
-
-@settings(deadline=None, max_examples=examples(200))
-@given(moves=MOVES)
-def test_nobody_sees_anothers_bytes(moves):
-    """Whatever is made, dropped, shown and viewed: contents stay, and in the end nothing is left."""
-    store = Store(pool_nbytes=1 << 22)
-    arrays, values = [], 0
-    for what, number, nbytes in moves:
-        at = number % len(arrays) if arrays else None
-        if what == "make":
-            values += 1
-            array = store.empty(nbytes, "u1", strategy="file_descriptor", for_all=bool(number % 2))
-            assert array.ctypes.data % ALIGNMENT == 0
-            array[:] = values % 251
-            arrays.append((array, values % 251))
-        elif what == "drain":
-            store.drain()
-        elif what == "doubt":
-            mark_interrupted(store)
-        elif at is None:
-            continue
-        elif what == "drop":
-            del arrays[at]
-        elif what == "show":
-            array, value = arrays[at]
-            arrays.append((store.attach(store.handle(array)), value))
-        else:
-            array, value = arrays[at]
-            arrays.append((array[: array.size // 2], value))
-        for array, value in arrays:
-            assert (array == value).all()
-            assert store.is_shared(array)
-    del arrays
-    array = None
-    store.drain()
-    assert own(store) == []
-    store.close()
 
 
 @pytest.mark.matrix(cover=())

@@ -139,30 +139,6 @@ def test_a_limit_of_address_space():
     assert (done.stdout, done.stderr) == ("10.0\n", "")
 
 
-def test_a_limit_of_open_files():
-    """5,000 arrays of 300 KB, 64 descriptors: one clear error, all arrays fine, and room after a `del`."""
-    done = run(
-        """
-        import nbparallel.sharing as nbp
-        from nbparallel.errors import FileDescriptorLimitError
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        arrays = []
-        try:
-            for number in range(5000):
-                arrays.append(nbp.full(300_000, number, "u1"))
-        except FileDescriptorLimitError as error:
-            assert "64" in str(error), error
-            assert isinstance(error, OSError)
-        assert 10 < len(arrays) < 64
-        assert all((array == number % 256).all() for number, array in enumerate(arrays))
-        del arrays[:5]
-        print(nbp.ones(100_000).sum())
-        """,
-        "",
-    )
-    assert (done.stdout, done.stderr) == ("100000.0\n", "")
-
-
 def test_a_mapping_that_fails_keeps_no_descriptor(exchange, monkeypatch):
     """What was fetched and could not be mapped is closed, also while a traceback holds on to everything."""
     made, other = exchange.store(0), exchange.store(1)

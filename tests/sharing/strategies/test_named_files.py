@@ -5,7 +5,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,16 +13,8 @@ import nbparallel as nbp
 from nbparallel.sharing import Store, current_store
 from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
-from nbparallel.testing.strategies import wait_until
-from tests.harness.stores import names_of
 
-SHM = Path("/dev/shm")
 NAMED = ("file_system", "mmap")
-
-
-def names(folder=SHM):
-    """Return the names of ours in a folder."""
-    return {path.name for path in Path(folder).glob("nbp_*")}
 
 
 @pytest.fixture(params=NAMED)
@@ -125,36 +116,3 @@ def test_an_unrelated_process_opens_the_memory_by_name(strategy):
     assert x[8] == 6
     del x
     current_store().drain()
-
-
-@pytest.mark.slow
-def test_names_of_a_killed_rank_go_within_a_second():
-    """``kill -9`` of a rank: its names in /dev/shm are gone within a second, while the session lives."""
-    with nbp.Session(2) as session:
-        session.run("x = nbp.share(np.ones(100_000), strategy='file_system')", namespace={"np": np})
-        assert len(names_of(os.getpid())) == 2
-        os.kill(session.statistics().ranks[1].pid, 9)
-        wait_until(lambda: len(names_of(os.getpid())) <= 1, lambda: names_of(os.getpid()), seconds=1.0)
-        assert session.run("float(x.sum())", ranks=[0]).values[0] == 1e5
-    assert names_of(os.getpid()) == []
-
-
-@pytest.mark.slow
-def test_names_of_a_killed_notebook_go_with_the_session():
-    """``kill -9`` of the notebook: its own names and the ranks' are gone once the supervisor has ended."""
-    before = names()
-    code = """
-        import os, numpy as np, nbparallel as nbp
-        session = nbp.Session(2)
-        session.start()
-        x = nbp.share(np.ones(100_000), strategy="file_system")
-        session.run("y = nbp.share(x + 1, strategy='file_system')", namespace={"x": x})
-        made = {name for name in os.listdir("/dev/shm") if name.startswith("nbp_")}
-        print(len(made), flush=True)
-        os.kill(os.getpid(), 9)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert int(done.stdout) >= 3, done.stderr
-    wait_until(lambda: names() <= before, lambda: names() - before, seconds=2.0)

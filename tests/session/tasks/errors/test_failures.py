@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from nbparallel.errors import ParallelError, PeerFailedError, RankExitError, RemoteError
+from nbparallel.errors import ParallelError, PeerFailedError, RemoteError
 from nbparallel.session.tasks import parallel_error
 from nbparallel.transfer.pickle_format import ByValue
 from nbparallel.transfer.pickling import dump_error, dumps
@@ -59,34 +59,6 @@ def test_equal_failures_are_one() -> None:
     assert list(error.errors) == [0, 1, 2, 3]
 
 
-def test_texts_that_differ_are_all_shown() -> None:
-    """Failures that came the same way share a traceback, and every text is under it."""
-    error = parallel_error.build_parallel_error({r: failure(r, ValueError(f"bad {r}")) for r in range(2)}, {})
-    assert str(error) == "ValueError on ranks 0-1, line 4: bad 0 (on rank 0; the others' texts differ)"
-    shown = "\n".join(error._render_traceback_())
-    assert shown.count("line 4") == 2  # one traceback, and the message
-    assert "rank 0: ValueError: bad 0\nrank 1: ValueError: bad 1" in shown
-
-
-def test_causes_of_each_rank_are_shown() -> None:
-    """An error that came of another one: what each rank's cause said, and each way by itself."""
-
-    def caused(rank: int, kind: str, text: str, line: int) -> RankFailure:
-        head = f"{kind}        Traceback (most recent call last)"
-        parts = (head, f"Cell In[7], line {line}\n----> {line} open(path)\n", f"{kind}: {text}", "\nabove\n")
-        return failure(rank, RuntimeError("no data"), traceback=(*parts, "RuntimeError: no data"))
-
-    failures = {rank: caused(rank, "OSError", f"no part{rank // 2}", 2) for rank in range(4)}
-    shown = "\n".join(parallel_error.build_parallel_error(failures, {}).rendering)
-    assert shown.count("----> 2 open(path)") == shown.count("RuntimeError: no data") == 1
-    assert "ranks 0-1: OSError: no part0\nranks 2-3: OSError: no part1\n" in shown
-    failures |= {2: caused(2, "OSError", "no part1", 3), 3: caused(3, "KeyError", "no part1", 2)}
-    shown = "\n".join(parallel_error.build_parallel_error(failures, {}).rendering)
-    for ranks, text in (("ranks 0-1", "OSError: no part0"), ("rank 2", "OSError: no part1")):
-        assert text in shown.partition(f"[{ranks}]\n")[2].partition("\n[")[0]
-    assert "KeyError: no part1" in shown.partition("[rank 3]\n")[2]
-
-
 def test_line_is_the_cells_own() -> None:
     """The line is that of the cell that ran, also when a function of another cell raised."""
     error = parallel_error.build_parallel_error({0: failure(0, frames=(CELL, IN_FUNCTION))}, {})
@@ -111,15 +83,6 @@ def test_what_cannot_be_rebuilt_is_a_remote_error() -> None:
         assert isinstance(error, RemoteError)
         assert (error.ename, error.evalue) == ("ZeroDivisionError", "division by zero")
         assert "line 4" in str(error.__cause__)
-
-
-def test_exit_has_its_code() -> None:
-    """`sys.exit(3)` on a rank is a RankExitError with code 3."""
-    error = parallel_error.build_parallel_error({1: failure(1, SystemExit(3), cause=Cause.EXIT)}, {}).errors[
-        1
-    ]
-    assert isinstance(error, RankExitError)
-    assert error.code == 3
 
 
 def test_except_star_and_pickle() -> None:

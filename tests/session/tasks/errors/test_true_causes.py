@@ -19,7 +19,6 @@ from nbparallel.errors import (
     CollectiveTimeoutError,
     DeadlockError,
     ParallelError,
-    RankDiedError,
     RemoteError,
 )
 from nbparallel.session import Session
@@ -82,16 +81,6 @@ def test_a_keyboard_interrupt_of_its_own(session: Session) -> None:
     assert "interrupted, since" not in "".join(error.rendering)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cell", ["os.closerange(3, 200)", "os.closerange(0, 200)"])
-def test_closed_sockets_are_named(cell: str, two_ranks: Session) -> None:
-    """The rank ends, and the error says why; it comes back with the next cell."""
-    found = error_of(two_ranks, f"import os\nif rank: {cell}\nbarrier()")
-    assert isinstance(found, RankDiedError)
-    assert "ended, because code there closed file descriptors that are not its own" in str(found)
-    assert list(two_ranks.run("all_reduce(1)").values) == [2, 2]
-
-
 def test_a_misspelt_operation_is_suggested(session: Session) -> None:
     """As an attribute of `dist` and `nbp`, and as a name of the rank."""
     for call in ("dist.all_reduse(1)", "all_reduse(1)"):
@@ -101,17 +90,6 @@ def test_a_misspelt_operation_is_suggested(session: Session) -> None:
     assert "did you mean" not in str(error_of(session, "own_name"))
     with pytest.raises(AttributeError, match="did you mean 'Session'"):
         _ = nbparallel.Sesion
-
-
-def test_lone_surrogates_reach_the_notebook_escaped(session: Session) -> None:
-    """In the text and class of an error, and in what is printed."""
-    error = error_of(session, "raise type('E\\ud801', (ValueError,), {})('a\\ud800b')")
-    assert isinstance(error, Exception)
-    with pytest.raises(ParallelError) as caught:
-        session.run("raise ValueError('a\\ud800b')")
-    text = "".join([str(caught.value), *caught.value.rendering])
-    assert "a\\ud800b" in text
-    text.encode()
 
 
 def test_tracebacks_hold_no_frame_of_ours(session: Session) -> None:
