@@ -68,7 +68,7 @@ def mixed(c: Communicator, count: int, seed: int, layouts: Sequence[str] = LAYOU
 @pytest.mark.matrix(cover=())
 @pytest.mark.fault("F32")
 @pytest.mark.time_limit(600)
-@pytest.mark.parametrize(("n", "count"), [(2, 700), (3, 500), (4, 300)])
+@pytest.mark.parametrize(("n", "count"), [(2, 300), (3, 250), (4, 200)])
 def test_mixed_collectives(ranks: Any, n: int, count: int) -> None:
     """Collectives and messages, in the world and in groups, some under way at the same time."""
     assert set(ranks(n, lambda c: mixed(c, count, n), seconds=500)) == {count}

@@ -25,7 +25,8 @@ descriptors() - before, sums == [2 * number for number in range(COUNT)], others
 
 
 @pytest.mark.time_limit(90)
-@pytest.mark.parametrize("count", [80, pytest.param(700, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [80, 700])
 def test_groups_share_segments(count: int) -> None:
     """Hundreds of groups take some dozen descriptors, also if large arrays were staged in them."""
     with Session(2) as session:

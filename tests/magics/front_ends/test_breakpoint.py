@@ -16,6 +16,7 @@ pytestmark = pytest.mark.time_limit(90)
 CHOSEN = "os.environ['PYTHONBREAKPOINT'] = 'pdb.set_trace'\n"
 
 
+@pytest.mark.slow
 def test_it_stops_where_it_is_called(shared_kernel: Kernel) -> None:
     """Behind a cell's last statement too; an assignment is the rank's, and nothing is left in its names."""
     kernel = with_ranks(shared_kernel)

@@ -56,7 +56,6 @@ def loaded(kernel: Kernel, *, prestarted: bool = True) -> Kernel:
 
 
 @pytest.mark.alone
-@pytest.mark.every_kernel
 def test_output_is_labelled_live_and_in_its_cell(shared_kernel: Kernel) -> None:
     """Output comes under labels within 0.2 s, in the cell that caused it, finally in rank order."""
     loaded(shared_kernel)
@@ -293,6 +292,7 @@ def test_memory_goes_back_when_its_cell_ends(kernel: Kernel) -> None:
     wait_until(lambda: kernel.run(look).status == "ok", lambda: kernel.run(look).evalue)
 
 
+@pytest.mark.slow
 def test_time_over_ranks_has_their_processor_time(shared_kernel: Kernel) -> None:
     """``%%time`` itself sees this process only; its line ends the last rank's block."""
     loaded(shared_kernel)

@@ -41,13 +41,13 @@ def test_a_function_is_measured_in_turns() -> None:
         if get_rank() == 0:
             order[0] += 1
             order[int(order[0])] = get_world_size()
-        time.sleep(0.4 / get_world_size())
+        time.sleep(0.1 / get_world_size())
 
     found = nbp.scaling(work, [2, 1], progress=False)
     assert found.counts == (1, 2)
     assert list(order) == [6, 1, 2, 1, 2, 1, 2, 0, 0, 0]
-    assert 0.4 <= found.seconds[0] < 3
-    assert 0.2 <= found.seconds[1] < 3
+    assert 0.1 <= found.seconds[0] < 3
+    assert 0.05 <= found.seconds[1] < 3
 
 
 def test_what_ranks_held_is_not_there() -> None:
