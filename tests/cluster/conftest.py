@@ -1,4 +1,4 @@
-"""Real clusters of Dask, started once for a module; the tests say so where `distributed` is missing."""
+"""Two hosts that are objects of this process, and a Slurm cluster, each started once for a module."""
 
 from __future__ import annotations
 
@@ -8,36 +8,17 @@ from importlib.util import find_spec
 import pytest
 
 import nbparallel as nbp
-from tests.cluster.dask_cluster import DaskProcesses
 from tests.cluster.machines.machines import missing_reason
 from tests.cluster.machines.slurm_nodes import PROGRAMS, SlurmNodes
-
-MISSING = "distributed is not installed: `make dask` puts it there"
-
-
-@pytest.fixture(scope="module", params=["tcp", "tls"])
-def dask(request: pytest.FixtureRequest) -> Iterator[DaskProcesses]:
-    """Return a running cluster of the hosts a and b."""
-    pytest.importorskip("distributed", reason=MISSING)
-    with DaskProcesses("ab", tls=request.param == "tls") as processes:
-        yield processes
+from tests.harness.clusters import Loopback
 
 
 @pytest.fixture(scope="module")
-def hosts(request: pytest.FixtureRequest, dask: DaskProcesses) -> Iterator[nbp.Session]:
-    """Return a session of four ranks on it: two on each host, or a test's number on the first."""
-    first = getattr(request, "param", 2)
-    with nbp.Session(4, cluster=dask.client, ranks_per_host=first) as session:
+def hosts() -> Iterator[nbp.Session]:
+    """Return a session with ranks 0-1 on host a and ranks 2-3 on host b."""
+    with nbp.Session(cluster=Loopback(["b", "a"])) as session:
         session.run("pass")
         yield session
-
-
-@pytest.fixture
-def fresh() -> Iterator[DaskProcesses]:
-    """Start a cluster that the test may break."""
-    pytest.importorskip("distributed", reason=MISSING)
-    with DaskProcesses("ab") as processes:
-        yield processes
 
 
 @pytest.fixture(scope="session")

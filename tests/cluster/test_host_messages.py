@@ -23,14 +23,6 @@ from tests.harness.clusters.loopback import Loopback
 pytestmark = pytest.mark.time_limit(60)
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[nbp.Session]:
-    """Return a session with ranks 0-1 on host a and ranks 2-3 on host b."""
-    with nbp.Session(cluster=Loopback(["a", "b"])) as session:
-        session.run("pass")
-        yield session
-
-
 def _fail(session: nbp.Session, cell: str, seconds: float = 15) -> ParallelError:
     """Run a cell that fails; return its error."""
     began = time.monotonic()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,17 +15,9 @@ from nbparallel.errors import HostBoundaryError, ParallelError
 from nbparallel.testing.processes import read
 from nbparallel.testing.strategies import wait_until
 from tests.cluster.sink import Sink
-from tests.harness.clusters import Loopback, session_messages
+from tests.harness.clusters import session_messages
 
 pytestmark = pytest.mark.time_limit(60)
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[nbp.Session]:
-    """Return a session with ranks 0-1 on host a and ranks 2-3 on host b."""
-    with nbp.Session(cluster=Loopback(["b", "a"])) as session:
-        session.run("pass")
-        yield session
 
 
 def _where(names: str) -> str:

@@ -15,8 +15,8 @@ import pytest
 
 from nbparallel.testing.processes import read
 from nbparallel.testing.strategies import wait_until
-from tests.cluster.conftest import MISSING
 from tests.cluster.dask.cluster_faults import EXCHANGE, all_below
+from tests.cluster.dask.conftest import MISSING
 from tests.cluster.dask.host_networks import KERNEL, NetworkedDask
 from tests.cluster.machines.machines import missing_reason
 from tests.harness.turns import Promised

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import CollectiveMismatchError, ParallelError
-from tests.harness.clusters import Loopback
 
 pytestmark = pytest.mark.time_limit(60)
 CELL = """
@@ -22,14 +19,6 @@ dist.assert_same([g, weighted, bare])
 batches = [batch.tolist() for batch in dist.batches(np.arange(50.0), batch_size=5, epoch=1, shuffle=True)]
 [x.tolist() for x in (*g, weighted, bare)], batches
 """
-
-
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[nbp.Session]:
-    """Return a session with two ranks on each of two hosts."""
-    with nbp.Session(cluster=Loopback(["a", "b"])) as session:
-        session.run("pass")
-        yield session
 
 
 @pytest.mark.slow
