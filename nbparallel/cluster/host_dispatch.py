@@ -440,6 +440,3 @@ class HostDispatcher(TaskDispatcher):
     def _finish(self, run: TaskRun, interrupts: InterruptCounter) -> CellResult:
         with labelled_ranks(run.pool.place.label_of):
             return super()._finish(run, interrupts)
-
-    def _record(self, run: TaskRun) -> None:
-        pass  # hosts keep what their ranks have noted

@@ -22,6 +22,7 @@ was not in that ring: then its sender had gone on before it.
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import select
 import socket
@@ -35,7 +36,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.cluster.host_messages import FailureNotice
+from nbparallel.cluster.host_messages import STAMP, FailureNotice, HostClock
 from nbparallel.cluster.host_place import LINK, HostPlace
 from nbparallel.cluster.rank_mail import POKE, fetched_word
 from nbparallel.distributed.runtime.waiting import Waiter
@@ -47,6 +48,8 @@ from nbparallel.wire.system import roomy_pair, send_all
 
 SLICE_MS, PROMPT_MS = 50, 2
 """Longest time until a change of words is sent; and while messages move."""
+CLOCK_SECONDS = 0.2
+"""How long a very short cell waits at its end until this host's clock was compared."""
 TOLD_SECONDS = 3.0
 """How long the reason may take to come from the notebook after a link was closed."""
 _RING, _PAIR = struct.Struct("<HHQ"), struct.Struct("<HHI")
@@ -85,15 +88,18 @@ class HostMail:
         self._questions, self.pokes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._leaving = deque[tuple[int, bytes, memoryview]]()
         """Contents that are being sent: the host, the pair, what is left."""
-        self._notices = deque[tuple[int, FailureNotice]]()
-        """About contents that are gone: for the host that has asked."""
+        self._answers = deque[tuple[int, MailKind, bytes]]()
+        """For hosts that have asked: notices about contents that are gone, and when a question came."""
+        self.clock = HostClock(is_first=not place.index)
         self._coming: dict[tuple[int, ...], tuple[npt.NDArray[Any], int]] = {}
         """Contents that are coming, by pair, and how much has."""
         self._changed, self._left = threading.Condition(), set(range(len(place.hosts))) - {place.index}
         """Hosts whose ranks may still send."""
         self._unlinked: dict[int, float] = {}
         """Hosts to which there is no link any more, and since when."""
-        self._last = self._told = self._stopped = self._moving = False
+        self._told = self._stopped = self._moving = False
+        self._ended = math.inf
+        """When the ranks of this host have ended the task."""
         self.error = ""
         """Why messages cannot be carried any more; empty: they are."""
         self._threads: list[threading.Thread] = []
@@ -179,16 +185,20 @@ class HostMail:
                 self._hear()
                 self._moving = True
             wait, self._moving = PROMPT_MS if self._moving else min(2 * wait, SLICE_MS), False
-            last, now = self._last and not self._told, time.monotonic()
+            now = time.monotonic()
+            # The first host answers until it hears that this one has ended.
+            last = not self._told and now >= self._ended + CLOCK_SECONDS * (not self.clock.known)
+            if self._place.index and (question := self.clock.ask()):
+                self._send(0, MailKind.CLOCK, question)
             words = self._own_words()
             if (
                 not told and (notice := self._failure()) is not None
             ):  # before the words that others left for it
                 told = True
                 self._to_all(MailKind.FAILED, pickle.dumps(notice))
-            while self._notices:
-                asker, lost = self._notices.popleft()
-                self._send(asker, MailKind.FAILED, pickle.dumps(lost))
+            while self._answers:
+                asker, kind, content = self._answers.popleft()
+                self._send(asker, kind, content, STAMP.pack(time.monotonic_ns()) * (kind == MailKind.CLOCK))
             self._forward()
             if words != sent and (last or now - sent_at >= PROMPT_MS / 1000):
                 self._to_all(MailKind.WORDS, words)
@@ -293,12 +303,19 @@ class HostMail:
                 array = flat(self._attach(bytes(content[_PAIR.size :])))
             except SegmentLostError:
                 text = f"{rank_list([source])} died before {rank_list([rank])} had all that it had sent"
-                self._notices.append((asker, FailureNotice(FailureKind.PEER, source, text)))
+                notice = FailureNotice(FailureKind.PEER, source, text)
+                self._answers.append((asker, MailKind.FAILED, pickle.dumps(notice)))
             else:
                 self._leaving.append((asker, bytes(content[: _PAIR.size]), array.data))
             self._wake()
         elif kind == MailKind.FAILED:
             self._failed(pickle.loads(content))
+        elif kind == MailKind.CLOCK:
+            if len(content) == STAMP.size:
+                self._answers.append((host, MailKind.CLOCK, bytes(content) + STAMP.pack(time.monotonic_ns())))
+            else:
+                self.clock.take(content)
+            self._wake()
         elif kind == MailKind.ENDED:
             self._host_ended(host)
 
@@ -360,7 +377,7 @@ class HostMail:
 
         Returns the pairs of a rank of another host and one of this: what is in their rings stays there.
         """
-        self._last = True
+        self._ended = time.monotonic()
         self._wake()
         with self._changed:
             writes = self._threads[0].is_alive

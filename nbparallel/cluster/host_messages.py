@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import pickle
 import platform
+import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import nbparallel
 from nbparallel.errors import rank_list
+from nbparallel.session.results import CellRecord
 from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import FailureKind
 from nbparallel.wire.messages import Cause, Outcome, RankFailure, Task
+from nbparallel.wire.timeline import RankTimeline
 
 MOST_EVENT = 16 << 10
 """Bytes of an event: the scheduler keeps the last 1000 of a session."""
@@ -131,3 +135,106 @@ def versions() -> dict[str, str]:
         "nbparallel": nbparallel.__version__,
         "numpy": np.__version__.partition(".")[0],
     }
+
+
+# Clock of a host beside that of the first one: its node asks for the time there while a cell runs.
+#
+# A question and its answer have four times: when it was asked, came and was answered, and when the answer
+# came.  If both took equally long on their way, the offset is the mean of what each shows.  It is off by half
+# of the round trip at most (Cristian, doi:10.1007/BF01784024; RFC 5905, section 8), so the shortest of some
+# round trips counts.  Between those of the cell's beginning and of its end the offset changes evenly.
+
+ROUNDS = 4
+"""Of which the shortest counts: at the beginning of a cell one behind the other, and the last of it."""
+EVERY_NS = 250_000_000
+"""Between two later ones: the end of a cell is not known before, and waits for none."""
+STAMP, TIMES = struct.Struct("<Q"), struct.Struct("<QQQ")
+"""A question, and an answer: when it was asked, came and was answered."""
+
+
+class ClockSample(NamedTuple):
+    """What one round trip shows; the one with the smallest error is the least."""
+
+    error_ns: int
+    """Half of the round trip, without what the other one did meanwhile."""
+    at_ns: int
+    """When that was, by this host's clock."""
+    offset_ns: int
+    """What is to be added to times of this host."""
+
+    @classmethod
+    def of(cls, asked: int, came: int, answered: int, now: int) -> ClockSample:
+        """Return what four times show.
+
+        >>> ClockSample.of(1000, 5300, 5400, 1500)  # 200 there, 200 back
+        ClockSample(error_ns=200, at_ns=1250, offset_ns=4100)
+        """
+        error = -((asked + answered - came - now) // 2)
+        return cls(error, (asked + now) // 2, (came + answered - asked - now) // 2)
+
+
+class HostClock:
+    """The offset of one host's clock, in one cell; the first host's has none."""
+
+    def __init__(self, *, is_first: bool) -> None:
+        self._begin = [ClockSample(0, 0, 0)] if is_first else []
+        self._end = deque[ClockSample](maxlen=ROUNDS)
+        self._due = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an answer."""
+        return bool(self._begin)
+
+    def ask(self) -> bytes:
+        """Return a question, if it is time for one, or nothing."""
+        now = time.monotonic_ns()
+        if now < self._due:
+            return b""
+        self._due = now + EVERY_NS
+        return STAMP.pack(now)
+
+    def take(self, answer: bytes | memoryview) -> None:
+        """Take an answer."""
+        sample = ClockSample.of(*TIMES.unpack(answer), time.monotonic_ns())
+        if len(self._begin) < ROUNDS:
+            self._begin.append(sample)
+            self._due = 0
+        else:
+            self._end.append(sample)
+
+    def _samples(self) -> tuple[ClockSample, ClockSample]:
+        first = min(self._begin)
+        return first, min(self._end, default=first)
+
+    @property
+    def error_ns(self) -> int:
+        """How far `on_first` may be off."""
+        return max(sample.error_ns for sample in self._samples())
+
+    def on_first(self, ns: int) -> int:
+        """Return a time of this host on the first host's clock."""
+        (_, begin, offset), (_, end, last) = self._samples()
+        share = (min(max(ns, begin), end) - begin) / max(1, end - begin)
+        return ns + offset + round(share * (last - offset))
+
+
+def on_other_clock(record: CellRecord, at: Callable[[int], int]) -> CellRecord:
+    """Return a host's record with all times as ``at(ns)``."""
+    ranks = {rank: _moved(notes, at) for rank, notes in record.ranks.items()}
+    return replace(record, ranks=ranks, began_ns=at(record.began_ns))
+
+
+def _moved(notes: RankTimeline, at: Callable[[int], int]) -> RankTimeline:
+    return replace(
+        notes,
+        began_ns=at(notes.began_ns),
+        ended_ns=at(notes.ended_ns),
+        noted_from_ns=at(notes.noted_from_ns),
+        noted=tuple((name, line, at(begin), at(end), *rest) for name, line, begin, end, *rest in notes.noted),
+        statements=tuple((line, at(ns)) for line, ns in notes.statements),
+    )
+
+
+HostNotes = tuple[CellRecord, HostClock | None]
+"""What the ranks of a host noted of a task, and its clock; None: no messages crossed hosts in it."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from nbparallel.cluster.host_dispatch import HostDispatcher, HostNames
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.cluster.host_pool import NEW_LINE, HostPool
-from nbparallel.cluster.joined_views import join_activity, join_names, join_statistics
-from nbparallel.errors import NO_RANKS, HostBoundaryError
+from nbparallel.cluster.joined_views import join_activity, join_names, join_statistics, join_timeline
+from nbparallel.errors import NO_RANKS
 from nbparallel.session.session import SessionViews
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _ADAPTED = ("distributed", "dask")
 """Packages whose clusters `nbparallel.cluster.dask` adapts: a class of one of these, or derived from one."""
 VIEW_SECONDS = 3.0
 """Bound for a host's answer to what is only shown; ranks that are asked for their names have a second."""
+LOOK_SECONDS = 1.0
+"""The same for what ranks do now, which a panel often looks at."""
 AGAIN = "the next cell uses a worker of that name, or an unused host: have one of them"
 
 
@@ -119,15 +122,17 @@ class HostViews(SessionViews):
         super().__init__(nothing, names, tasks)  # whose methods are all replaced
         self._host_pool = pool
         self._arrays = names.arrays
+        self._last: dict[str, tuple[str, SessionActivity]] = {}
+        """By host: the time of day of its last answer, and what its ranks did."""
 
     def _view(
-        self, method: Callable[..., Any], *arguments: Any, hosts: Sequence[str] | None = None
+        self, method: str, *arguments: Any, hosts: Sequence[str] | None = None, seconds: float | None = None
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what the method of that name of each node's session returned, and why others say nothing."""
         lost, seen = self._host_pool.missing, dict[str, Any]()
         there = [host for host in hosts or self._host_pool.running.place.hosts if host not in lost]
         asked = dict.fromkeys(there, pickle.dumps(arguments))
-        for host, reply in self._host_pool.cluster.call(method.__name__, asked, VIEW_SECONDS).items():
+        for host, reply in self._host_pool.cluster.call(method, asked, seconds or VIEW_SECONDS).items():
             if reply.error or reply.silent:
                 lost[host] = f"host {host}: {reply.error.partition(NEW_LINE)[0] or 'it does not answer now'}"
             else:
@@ -135,32 +140,35 @@ class HostViews(SessionViews):
         return seen, lost
 
     def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
-        seen, missing = self._view(self.statistics)
+        seen, missing = self._view("statistics")
         return join_statistics(self._host_pool.place, seen, missing, self._host_pool.start_method)
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         names = self._names.namespace if namespace is None else namespace
-        seen, missing = self._view(self.who)
+        seen, missing = self._view("who")
         return join_names(self._host_pool.place, seen, missing, names or {}, hidden or {})
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
         if self._host_pool.pool is None:
             return ()
-        seen, _ = self._view(self.complete, text, cursor, patience, hosts=self._host_pool.place.hosts[:1])
+        seen, _ = self._view("complete", text, cursor, patience, hosts=self._host_pool.place.hosts[:1])
         return next(iter(seen.values()), ())
 
     def activity(self) -> SessionActivity:
         pool, starting = self._host_pool, self._host_pool.starting
         if pool.pool is None and not starting:
             raise RuntimeError(NO_RANKS)
-        seen, missing = ({}, {}) if pool.pool is None else self._view(self.activity)
-        clock, moving = self._tasks.clock, self._arrays.moving
-        return join_activity(pool.place, seen, missing, clock, starting=starting, moving=moving)
+        seen, missing = ({}, {}) if pool.pool is None else self._view("activity", seconds=LOOK_SECONDS)
+        clock, moving, last = self._tasks.clock, self._arrays.moving, self._last
+        found = join_activity(pool.place, seen, missing, clock, starting=starting, moving=moving, last=last)
+        now = time.strftime("%H:%M:%S")
+        self._last = last | {host: (now, activity) for host, activity in seen.items()}
+        return found
 
     def findings(self) -> tuple[Finding, ...]:
         from nbparallel.session.diagnostics.doctor import Finding, Severity
 
-        seen, missing = self._view(self.findings)
+        seen, missing = self._view("findings")
         lost = [Finding("its node", Severity.PROBLEM, why, AGAIN, host) for host, why in missing.items()]
         return (
             *lost,
@@ -169,10 +177,13 @@ class HostViews(SessionViews):
         )
 
     def timeline(self) -> Timeline | None:
-        raise HostBoundaryError(
-            "a timeline has one clock, and each host has its own: %parallel_status shows how long each rank "
-            "computed, waited and moved data in the last cell"
-        )
+        record = self._tasks.record  # without the ranks' notes, which the hosts keep
+        if record is None:
+            return None
+        clock, place = self._tasks.clock, self._host_pool.place
+        ranks = clock.ranks if clock.task == record.task else ()
+        hosts = sorted(set(map(place.host_of, ranks or place.ranks)))
+        return join_timeline(place, record, ranks, *self._view("notes", record.task, hosts=hosts))
 
 
 def _safety(address: str) -> Finding:

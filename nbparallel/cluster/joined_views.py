@@ -7,17 +7,19 @@ host's number above theirs.
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nbparallel import sharing
+from nbparallel.cluster.host_messages import HostNotes, on_other_clock
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of, phase_fields
 from nbparallel.session.monitoring.segments import NOTEBOOK, SharedSegment
 from nbparallel.session.monitoring.statistics import SessionStatistics
+from nbparallel.session.monitoring.timeline import Timeline, build_timeline
 from nbparallel.session.monitoring.who import SessionNames, compare_names
-from nbparallel.session.results import CellClock
+from nbparallel.session.results import CellClock, CellRecord
 from nbparallel.wire.inspection import Origin, VariableInfo
 from nbparallel.wire.system import open_descriptors, process_limit
 
@@ -35,14 +37,25 @@ def join_activity(
     *,
     starting: tuple[int, ...] = (),
     moving: tuple[str, int] | None = None,
+    last: Mapping[str, tuple[str, SessionActivity]] | None = None,
 ) -> SessionActivity:
-    """Return what happens on all hosts; `missing`: why some say nothing, `clock`: the whole cell's."""
+    """Return what happens on all hosts; `missing`: why some say nothing, `clock`: the whole cell's.
+
+    A host that says nothing has done what it said `last` in this cell, at that time of day.
+    """
     known = {rank.rank: rank for activity in seen.values() for rank in activity.ranks}
 
     def of_rank(rank: int, host: str) -> RankActivity:
         if rank in starting or rank in known:
             found = known.get(rank) or RankActivity(rank, 0, "starting", "", 0, (), 0.0, 0.0, 0.0, 0)
             return replace(found, host=host)
+        as_of, before = (last or {}).get(host, ("", None))
+        for found in before.ranks if before is not None else ():
+            if found.rank == rank and found.task == clock.task:
+                why = f"{missing.get(host, '')}; as of {as_of}"
+                return replace(
+                    found, host=host, state=UNSEEN, operation=why, waits_for=(), line=0, seconds=0.0
+                )
         return _unseen(rank, host, missing)
 
     ranks = _awaited_anywhere(tuple(of_rank(rank, host) for rank, host in _places(place)))
@@ -135,6 +148,42 @@ def join_names(
         silent=silent | {rank: missing[host] for rank, host in _places(place) if host in missing},
         left_out=sum(part.left_out for part in parts),
     )
+
+
+def join_timeline(
+    place: HostPlace,
+    record: CellRecord,
+    ranks: Sequence[int],
+    seen: Mapping[str, HostNotes | None],
+    missing: Mapping[str, str],
+) -> Timeline:
+    """Return the timeline of a cell on all hosts; `record`: what the notebook knows of it, on these `ranks`.
+
+    Times are the first host's.  Where clocks were not compared, each host's count from its own beginning.
+    """
+    parts = [notes for notes in seen.values() if notes is not None]
+    compared = all(clock is not None and clock.known for _, clock in parts)
+    moved = [
+        on_other_clock(
+            part, clock.on_first if compared and clock else lambda ns, zero=part.began_ns: ns - zero + 1
+        )
+        for part, clock in parts
+    ]
+    known = {rank: notes for part in moved for rank, notes in part.ranks.items()}
+    died = {rank: how for part in moved for rank, how in part.died.items()}
+    for rank in ranks:
+        if rank not in known and rank not in died:
+            host = place.host_of(rank)
+            died[rank] = (
+                f"is not seen: {missing.get(host, f'host {host} knows nothing of the cell any more')}"
+            )
+    times = {rank: of_rank for part in moved for rank, of_rank in part.times.items()}
+    began = min((part.began_ns for part in moved), default=0)
+    timeline = build_timeline(replace(record, ranks=known, died=died, times=times, began_ns=began))
+    rows = tuple(replace(row, host=place.host_of(row.rank)) for row in timeline.rows)
+    errors = [clock.error_ns / 1e9 for _, clock in parts if clock and compared]
+    error = max(errors, default=0.0) if compared or len(parts) < 2 else None
+    return replace(timeline, rows=rows, cpus=0, clock_error=error)
 
 
 def _places(place: HostPlace) -> Iterator[tuple[int, str]]:

@@ -16,6 +16,8 @@ from nbparallel.cluster.host_mail import HostMail
 from nbparallel.cluster.host_messages import (
     SAME_ERRORS,
     FailureNotice,
+    HostClock,
+    HostNotes,
     HostReport,
     HostTask,
     failed_outcome,
@@ -120,6 +122,8 @@ class NodeSession(Session):
         self._mail: HostMail | None = None
         """Of the last task in which messages crossed hosts."""
         self._revived: set[int] = set()
+        self._clock: HostClock | None = None
+        """Of the task of which ranks' notes are kept; None: no messages crossed hosts in it."""
 
     def _ensure(self, interrupts: InterruptCounter) -> RankPool:
         if (pool := self._ranks.pool) is not None:
@@ -220,7 +224,7 @@ class NodeSession(Session):
                 with self._failing:
                     self._run = None
                 self.arrays.release()
-                self._record(run)
+                self._record(run, None if mail is None else mail.clock)
 
     def _begin_mail(self, mail: HostMail, run: TaskRun, interrupts: InterruptCounter) -> None:
         store, broker, number = sharing.current_store(), run.rank_pool.broker, run.request.number
@@ -236,12 +240,17 @@ class NodeSession(Session):
         mail.begin(run.control, self._mail, failure, attach, failed)
         self._mail, run.closing = mail, partial(mail.finish, abandoned)
 
-    def _record(self, run: TaskRun) -> None:
+    def _record(self, run: TaskRun, clock: HostClock | None) -> None:
         """Keep what ranks have noted, for views of this session."""
         if runs_user_code(run.task):
-            clock = self._tasks.clock
-            self._tasks.record = record_of(run, clock.began_ns)
-            self._tasks.clock = replace(clock, ended_ns=run.ended_ns, phase="finished")
+            times, self._clock = self._tasks.clock, clock
+            self._tasks.record = record_of(run, times.began_ns)
+            self._tasks.clock = replace(times, ended_ns=run.ended_ns, phase="finished")
+
+    def notes(self, task: int) -> HostNotes | None:
+        """Return what ranks have noted of a task, and by which clock; None if it was not the last one."""
+        record = self._tasks.record
+        return None if record is None or record.task != task else (record, self._clock)
 
     def peer_failed(self, number: int, notice: FailureNotice, *, ends: bool = True) -> None:
         """Act on the failure of a rank of another host: those that run this task end it soon, if it `ends`.

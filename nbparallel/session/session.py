@@ -585,7 +585,7 @@ class Session:
         return self._views.findings()
 
     def timeline(self) -> Timeline | None:
-        """Return what each rank did when in the last cell or call (None: there was none); refused on hosts.
+        """Return what each rank did when in the last cell or call (None: there was none).
 
         Of more than 2000 operations, or of many short ones, some are only counted (`RankRow.omitted`).
         """

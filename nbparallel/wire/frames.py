@@ -62,6 +62,8 @@ class MailKind(enum.IntEnum):
     ENDED = 5
     """All ranks of that host have ended the cell: nothing follows but pieces."""
     FAILED = 6
+    CLOCK = 7
+    """What time it is there, or the answer."""
 
 
 class Kind(enum.IntEnum):

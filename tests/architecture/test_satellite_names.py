@@ -44,6 +44,7 @@ NAMED: dict[str, dict[str, str]] = {
         f"{_S}.session": "`cluster=`, `ranks_per_host=`, `max_hosts=` and `hosts` of `Session`",
         f"{_S}.monitoring.activity": "`host` of `RankActivity`",
         f"{_S}.monitoring.segments": "`host` of `SharedSegment`",
+        f"{_S}.monitoring.timeline": "`host` of `RankRow`, and how well clocks agree",
         f"{_M}.flags": "`%parallel_cluster`",
         f"{_M}.magics": "the same",
         f"{_M}.views.segments": "the column of `%parallel_segments`",

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
+from nbparallel.session.monitoring.timeline import Timeline
 from tests.cluster.sink import Sink
 from tests.harness.turns import Promised
 
@@ -98,6 +99,13 @@ def model(size: int, program: list[tuple[str, int]]) -> list[Any]:
             ys = [x + 6 + 4 * root for x in xs]
         xs = [y % 1009 for y in ys]
     return xs
+
+
+def meeting(timeline: Timeline | None, line: int) -> tuple[float, float]:
+    """Return when the last rank came to the operation on a line of a cell, and when the first one left it."""
+    assert timeline is not None
+    spans = [[span for span in row.spans if span.line == line] for row in timeline.rows]
+    return max(own[0].begin for own in spans), min(own[-1].end for own in spans)
 
 
 def random_program(seed: int) -> tuple[str, dict[str, Any]]:

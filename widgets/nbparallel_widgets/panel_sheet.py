@@ -11,6 +11,9 @@ The columns depend on the width of the panel, not of the window: three layouts, 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+
+from nbparallel.errors.text.escaping import escape_html
 
 from nbparallel_widgets.palette import BLUE, VERMILLION
 
@@ -60,6 +63,7 @@ white-space:nowrap;line-height:1.45;min-width:0}
 .nbp.nbp .nbp-ranks th,.nbp.nbp .nbp-ranks td{display:block}
 .nbp.nbp .nbp-ranks thead .nbp-bar{display:flex;justify-content:space-between}
 .nbp.nbp .nbp-n{text-align:right}
+.nbp.nbp .nbp-ranks .nbp-host{grid-column:1/-1;color:var(--nbp-mute);font-size:12px;padding-top:4px}
 .nbp.nbp .nbp-own{color:var(--nbp-mute)}
 .nbp.nbp .nbp-ranks .nbp-state{white-space:normal}
 .nbp.nbp .nbp-timeline .nbp-ranks tr,.nbp.nbp-timeline .nbp-ranks tr{
@@ -163,6 +167,16 @@ def folded_html(identity: str, contents: dict[str, str]) -> str:
         f'<div class="nbp-{name}-{identity}">{content}</div>' for name, content in contents.items()
     )
     return f'<div class="nbp">{parts}</div>'
+
+
+def host_bodies(hosts: Mapping[str, Sequence[str]]) -> str:
+    """Return rows of the table of ranks, by the name of their host, which stands above them if it has one."""
+    return "".join(
+        "<tbody>"
+        + f'<tr><th scope="rowgroup" class="nbp-host">{escape_html(f"host {host}")}</th></tr>' * bool(host)
+        + f"{''.join(rows)}</tbody>"
+        for host, rows in hosts.items()
+    )
 
 
 def details_html(contents: dict[str, str]) -> str:

@@ -20,7 +20,7 @@ from nbparallel.wire.units import size_text
 from nbparallel_widgets.grid import Grid
 from nbparallel_widgets.panel_course import Course
 from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
-from nbparallel_widgets.panel_sheet import STYLE, details_html, folded_html
+from nbparallel_widgets.panel_sheet import STYLE, details_html, folded_html, host_bodies
 from nbparallel_widgets.panel_verdict import (
     marked_ranks,
     progress,
@@ -31,7 +31,7 @@ from nbparallel_widgets.panel_verdict import (
     when,
 )
 from nbparallel_widgets.strip import HEIGHT, KINDS, WIDTH, areas, share_bar, strip, swatch
-from nbparallel_widgets.timeline_text import LETTERS, fixed_text, next_round
+from nbparallel_widgets.timeline_text import LETTERS, by_host, fixed_text, next_round
 
 _CODE = re.compile(r"`(.+?)`")
 
@@ -194,7 +194,7 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
     head = (activity.member, LETTERS_WIDE * " ", *(f"{LETTERS[kind]} {kind}" for kind in KINDS), _OWN, "now")
     rows = [
         (
-            f"{'▶' if rank.rank in marked else ' '} {rank.rank}{rank.host and f' (host {rank.host})'}",
+            f"{'▶' if rank.rank in marked else ' '} {rank.rank}",
             f"|{_letters(rank, course, end):<{LETTERS_WIDE}}|",
             *(_percent(_shares(rank).get(kind)) for kind in KINDS),
             _own_memory(rank),
@@ -213,6 +213,11 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
         tuple(cell.rjust(widths[i]) if i in right else cell for i, cell in enumerate(row))
         for row in [head, *rows]
     ]
+    first = 0
+    for host, ranks in by_host(shown).items():
+        if host:
+            rows.insert(first, (f"host {host}", *[""] * (len(head) - 1)))
+        first += len(ranks) + 1
     axis = [f"the strips end at {end:g} s"] * bool(end)
     foot = [*axis, *_hidden(activity, shown), *states(activity, marked)]
     above = " · ".join(part for part in (when(activity), progress(activity, course)) if part)
@@ -246,7 +251,13 @@ def table_html(activity: SessionActivity, course: Course, title: str, stale: str
     if activity.items > 0:
         width = 100 * sum(rank.items for rank in activity.ranks) / activity.items
         done = f'<div class="nbp-done"><div style="width:{width:.1f}%"></div></div>'
-    rows = "".join(_row(rank, activity, course, end, (rank.rank in marked, bad)) for rank in shown)
+    groups = by_host(shown).items()
+    rows = host_bodies(
+        {
+            host: [_row(rank, activity, course, end, (rank.rank in marked, bad)) for rank in ranks]
+            for host, ranks in groups
+        }
+    )
     axis = f"<span>0</span><span>{end:g} s</span>" if end else "time"
     lines = [*_hidden(activity, shown), *states(activity, marked)]
     return (
@@ -258,7 +269,7 @@ def table_html(activity: SessionActivity, course: Course, title: str, stale: str
         f'<th scope="col" class="nbp-share">{"done" if activity.items else "share of the cell"}</th>'
         f'<th scope="col" class="nbp-n">{WAITING}</th><th scope="col" class="nbp-n nbp-own">{_OWN}</th>'
         f'<th scope="col" class="nbp-state">now</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
+        f"{rows}</table>"
         f'<div class="nbp-now">{"".join(f"<p>{escape_html(line)}</p>" for line in lines)}</div>'
     )
 
@@ -272,9 +283,8 @@ def _row(
     now = escape_html(own_text(rank, activity, course, marked=marked))
     if marked:
         now += f' <span class="nbp-chip">{chip(rank, activity)}</span>'
-    host = rank.host and f" (host {rank.host})"
     return (
-        f'<tr{kind}><th scope="row" class="nbp-rank">{activity.member} {rank.rank}{escape_html(host)}</th>'
+        f'<tr{kind}><th scope="row" class="nbp-rank">{activity.member} {rank.rank}</th>'
         f'<td class="nbp-bar">{_strip(rank, activity, course, end, marked and bad)}</td>'
         f'<td class="nbp-share">{f"{rank.items:,}" if activity.items else share_bar(shares)}</td>'
         f'<td class="nbp-n">{_percent(shares.get(WAITING))}</td>'

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from nbparallel.distributed.tracing.profiling import profile
 from nbparallel.errors.text.escaping import visible
+from nbparallel.session.monitoring.activity import RankActivity
 from nbparallel.session.monitoring.timeline import (
     COMPUTING,
     MOVING,
@@ -69,6 +71,7 @@ def next_round(seconds: float) -> float:
     return next(step for step in steps if step >= seconds * (1 - 1e-9))
 
 
+_Row = TypeVar("_Row", RankRow, RankActivity)
 WIDTH = 60
 """Letters for the whole cell."""
 LETTERS = {COMPUTING: "█", WAITING: "·", MOVING: "▒", UNKNOWN: "?"}
@@ -81,11 +84,14 @@ _KINDS = (COMPUTING, WAITING, MOVING)
 def text(timeline: Timeline) -> str:
     """Return the whole timeline as text."""
     label = max((len(f"rank {row.rank}") for row in timeline.rows), default=0)
-    bars = [
-        f"{f'rank {row.rank}':<{label}} |{bar(row, timeline.seconds)}| "
-        f"{fixed_text(row.total(WAITING), timeline.seconds)}"
-        for row in ordered(timeline)
-    ]
+    bars = []
+    for host, rows in by_host(ordered(timeline)).items():
+        bars += [f"host {host}"] * bool(host)
+        bars += [
+            f"{f'rank {row.rank}':<{label}} |{bar(row, timeline.seconds)}| "
+            f"{fixed_text(row.total(WAITING), timeline.seconds)}"
+            for row in rows
+        ]
     parts = [
         verdict(timeline),
         title(timeline),
@@ -154,6 +160,14 @@ def ordered(timeline: Timeline) -> list[RankRow]:
     """Return the rows: the rank that others waited for first, the others by how long they waited."""
     first = held_up_by(timeline)
     return sorted(timeline.rows, key=lambda row: (row.rank != first, -row.total(WAITING), row.rank))
+
+
+def by_host(rows: Sequence[_Row]) -> dict[str, list[_Row]]:
+    """Return rows by the name of their host, that of the first one first; no name: this machine."""
+    found: dict[str, list[_Row]] = {}
+    for row in rows:
+        found.setdefault(row.host, []).append(row)
+    return found
 
 
 def more(rows: Sequence[RankRow], timeline: Timeline) -> str:
@@ -246,6 +260,10 @@ def foot(timeline: Timeline) -> list[str]:
     if omitted:
         counts = ", ".join(f"rank {row.rank}: {row.omitted:,}" for row in omitted)
         lines.append(f"short operations that were counted, not drawn: {counts}")
+    if timeline.clock_error is None:
+        lines.append("the clocks of hosts were not compared: the rows of each begin when its ranks did")
+    elif timeline.clock_error:
+        lines.append(f"the clocks of hosts agree within {seconds_text(timeline.clock_error)}")
     return lines
 
 

@@ -13,7 +13,7 @@ from nbparallel.errors.text.escaping import escape_html
 from nbparallel.session.monitoring.timeline import COMPUTING, UNKNOWN, WAITING, RankRow, Span, Timeline
 from nbparallel.wire.units import seconds_text, size_text
 from nbparallel_widgets import timeline_text
-from nbparallel_widgets.panel_sheet import STYLE
+from nbparallel_widgets.panel_sheet import STYLE, host_bodies
 from nbparallel_widgets.strip import COLOURS, HEIGHT, HEIGHTS, KINDS, WIDTH, areas, strip, swatch
 from nbparallel_widgets.timeline_text import fixed_text
 
@@ -39,13 +39,13 @@ class TimelineView:
         end = timeline.seconds or 1.0
         marked = timeline_text.held_up_by(timeline)
         rows = timeline_text.ordered(timeline)
-        shown = [_row(row, timeline, row.rank == marked) for row in rows]
+        shown = _rows(rows[:SHOWN], timeline, marked)
         kinds = {span.kind for row in rows for span in row.spans} | set(KINDS)
         key = "".join(f"<span>{swatch(kind)}{kind}</span>" for kind in COLOURS if kind in kinds)
         more = rows[SHOWN:]
         fold = (
             f"<details><summary>{escape_html(timeline_text.more(more, timeline))}</summary>"
-            f"{_table('', ''.join(shown[SHOWN:]), 'more ranks')}</details>"
+            f"{_table('', _rows(more, timeline, marked), 'more ranks')}</details>"
             if more
             else ""
         )
@@ -65,19 +65,24 @@ class TimelineView:
         )
         foot = "".join(f"<p>{escape_html(line)}</p>" for line in timeline_text.foot(timeline))
         return (
-            f'{STYLE}<div class="nbp nbp-card nbp-timeline">{_table(head, "".join(shown[:SHOWN]), "")}{fold}'
+            f'{STYLE}<div class="nbp nbp-card nbp-timeline">{_table(head, shown, "")}{fold}'
             f'<div class="nbp-now">{foot}</div>{_waits(timeline)}</div>'
         )
 
 
 def _table(head: str, rows: str, caption: str) -> str:
     caption = caption and f'<caption class="nbp-hidden">{caption}</caption>'
-    return f'<table class="nbp-ranks">{caption}{head}<tbody>{rows}</tbody></table>'
+    return f'<table class="nbp-ranks">{caption}{head}{rows}</table>'
 
 
 def _waits(timeline: Timeline) -> str:
     grid = timeline_text.waits_grid(timeline)
     return grid.html() if grid.rows else ""
+
+
+def _rows(rows: Sequence[RankRow], timeline: Timeline, marked: int) -> str:
+    groups = timeline_text.by_host(rows).items()
+    return host_bodies({h: [_row(row, timeline, row.rank == marked) for row in some] for h, some in groups})
 
 
 def _row(row: RankRow, timeline: Timeline, marked: bool) -> str:

@@ -10,7 +10,6 @@ from IPython.display import display
 
 from nbparallel.wire.units import seconds_text
 from nbparallel_magics import flags
-from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.state import ExtensionState
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ def show(state: ExtensionState, save: str | None, begin: float | None, end: floa
             "the --async cell still runs: wait for it with %parallel_result, then its timeline is there"
         )
     session = state.running_session()
-    with brief_errors():  # there is none on several hosts
-        timeline = None if session is None else session.timeline()
+    timeline = None if session is None else session.timeline()
     if timeline is None:
         flags.TIMELINE.error("no cell has run on these ranks yet: run a %%parallel cell first")
     if begin is not None or end:

@@ -79,6 +79,8 @@ class RankRow:
     """How its process ended, if it did: then there are no spans."""
     times: RankTimes | None = None
     """Where its time has gone, with what was not noted; None: what the spans show."""
+    host: str = ""
+    """The name of its host; empty: this machine."""
 
     def total(self, kind: str) -> float:
         """Return the seconds of a kind: computing, waiting and moving are the whole time together."""
@@ -142,6 +144,8 @@ class Timeline:
     """Bytes of large objects that were copied for the cell, by name, and for how many cells in a row."""
     begin: float = 0.0
     """Seconds of the cell before this part of it, from which the times here count."""
+    clock_error: float | None = 0.0
+    """Seconds within which the clocks of all hosts agree; 0: there is one; None: they were not compared."""
 
     def part(self, begin: float, end: float) -> Timeline:
         """Return what happened from `begin` to `end`: its sums are those of the spans, which are cut.
@@ -333,13 +337,18 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"producer": PRODUCER, "cell": cell, "source": "\n".join(timeline.source)},
+        "otherData": {
+            "producer": PRODUCER,
+            "cell": cell,
+            "source": "\n".join(timeline.source),
+            "clock error in seconds": timeline.clock_error,
+        },
     }
 
 
 def _events_of(row: RankRow, timeline: Timeline) -> list[dict[str, Any]]:
-    pid = row.pid or 1_000_000 + row.rank  # of a dead rank nothing but its number is known
-    name = f"rank {row.rank}" + (f" ({row.died})" if row.died else "")
+    pid = row.pid if row.pid and not row.host else 1_000_000 + row.rank  # two hosts may have one number
+    name = f"rank {row.rank}" + f" (host {row.host})" * bool(row.host) + f" ({row.died})" * bool(row.died)
     events: list[dict[str, Any]] = [
         {"ph": "M", "pid": pid, "tid": pid, "name": "process_name", "args": {"name": name}},
         {"ph": "M", "pid": pid, "tid": pid, "name": "process_sort_index", "args": {"sort_index": row.rank}},

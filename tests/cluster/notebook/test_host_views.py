@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 import nbparallel as nbp
 from nbparallel.cluster import host_dispatch, host_session
 from nbparallel.cluster.host_messages import NodeReply
-from nbparallel.errors import HostBoundaryError
 from nbparallel.session.diagnostics.doctor import Severity, examine
+from nbparallel.session.monitoring.timeline import Timeline, chrome_trace
 from nbparallel.testing.strategies import wait_until
 from nbparallel_widgets.panel_view import PanelView
+from nbparallel_widgets.timeline_view import TimelineView
+from tests.cluster.host_conformance import meeting
 from tests.cluster.sink import Sink
 from tests.harness.clusters import Loopback
 from tests.harness.clusters.loopback import LoopbackHost
@@ -24,6 +27,7 @@ pytestmark = [
     pytest.mark.time_limit(60),
     pytest.mark.may_leave("descriptor", "mapping", reason="the nodes are here, and their ranks hold arrays"),
 ]
+NOT_SEEN = "is not seen: host b: it does not answer now"
 PLACES = [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
 
 
@@ -70,6 +74,12 @@ def hosts(cluster: GatedLoopback) -> Iterator[nbp.Session]:
     with nbp.Session(cluster=cluster) as session:
         session.run("pass")
         yield session
+
+
+def _timeline(session: nbp.Session) -> Timeline:
+    timeline = session.timeline()
+    assert timeline is not None
+    return timeline
 
 
 def _phase(session: nbp.Session) -> str:
@@ -130,7 +140,9 @@ def test_what_ranks_do_while_a_cell_runs(hosts: nbp.Session, tmp_path: Path) -> 
     assert [(rank.rank, rank.host) for rank in seen.ranks] == PLACES
     assert (seen.phase, seen.number, seen.culprits) == ("running", 7, (3,))
     assert seen.ranks[1].waits_for == seen.ranks[2].waits_for == (3,)
-    assert "2 (host b)" in str(PanelView(seen))
+    lines = [line.strip() for line in str(PanelView(seen)).splitlines()]
+    heads = [line.split("|")[0].strip() for line in lines]
+    assert [head for head in heads if head in ("host a", "host b", "0")] == ["host a", "0", "host b"]
     assert "rank 3 holds the others up" in str(PanelView(seen))
     assert hosts.who().busy == (0, 1, 2, 3)
     gate.touch()
@@ -153,10 +165,42 @@ def test_the_rank_that_failed_is_marked(hosts: nbp.Session) -> None:
     assert seen.ranks[2].state == "failed"
 
 
-def test_a_timeline_is_refused(hosts: nbp.Session) -> None:
-    """With what shows something like it."""
-    with pytest.raises(HostBoundaryError, match="%parallel_status"):
-        hosts.timeline()
+def test_a_timeline_has_the_ranks_of_all_hosts(hosts: nbp.Session) -> None:
+    """Below their hosts, with whom they waited for on others, and how exact that is."""
+    cell = """
+import time
+for i in range(1 + rank // 2): all_reduce(1, group=dist.host_group())
+time.sleep(0.2 * (rank == 3))
+all_reduce(rank)
+"""
+    hosts.run(cell, execution_count=5)
+    timeline = _timeline(hosts)
+    assert [(row.rank, row.host) for row in timeline.rows] == PLACES
+    assert {wait.waits_for for wait in timeline.waits() if (wait.line, wait.rank == 3) == (4, False)} == {3}
+    assert timeline.clock_error is not None
+    assert 0 < timeline.clock_error < 0.05
+    came, left = meeting(timeline, 4)
+    assert 0.2 < came <= left + timeline.clock_error
+    text = str(TimelineView(timeline))
+    assert re.search("the clocks of hosts agree within [0-9.]+ .s", text)
+    assert text.index("host b") < text.index("rank 3 |") < text.index("host a") < text.index("rank 0 |")
+    html = TimelineView(timeline)._repr_html_()
+    assert html.count('scope="rowgroup"') == 2
+    assert "In[5] on ranks 0-3" in text
+    names = {event["args"].get("name") for event in chrome_trace(timeline)["traceEvents"]}
+    assert {"rank 0 (host a)", "rank 3 (host b)"} <= names
+
+
+def test_a_timeline_of_some_ranks(hosts: nbp.Session) -> None:
+    """On one host there is one clock; ranks of several, which cannot meet, were not compared."""
+    hosts.run("all_reduce(1, group=dist.host_group())", ranks=[2, 3])
+    timeline = _timeline(hosts)
+    assert ([row.rank for row in timeline.rows], timeline.clock_error) == ([2, 3], 0.0)
+    hosts.run("rank", ranks=[1, 2])
+    timeline = _timeline(hosts)
+    assert ([row.rank for row in timeline.rows], timeline.clock_error) == ([1, 2], None)
+    assert all(0 < row.began < row.ended < 10 for row in timeline.rows)
+    assert "clocks of hosts were not compared" in str(TimelineView(timeline))
 
 
 def test_the_doctor_looks_at_all_hosts(hosts: nbp.Session) -> None:
@@ -172,17 +216,23 @@ def test_the_doctor_looks_at_all_hosts(hosts: nbp.Session) -> None:
 def test_a_host_that_does_not_answer_is_not_seen(
     hosts: nbp.Session, cluster: GatedLoopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are; nothing is invented about it, and it is seen again when it answers."""
+    """The others are; of it there is what it said last, and when, and it is seen again when it answers."""
     monkeypatch.setattr(host_session, "VIEW_SECONDS", 0.2)
+    monkeypatch.setattr(host_session, "LOOK_SECONDS", 0.2)
+    hosts.run("import time; time.sleep(0.1)")
+    before = hosts.activity()
     cluster.nodes["b"].frozen.set()
     try:
         seen = hosts.activity()
         assert [rank.state == "unseen" for rank in seen.ranks] == [False, False, True, True]
-        assert "host b: it does not answer now" in str(PanelView(seen))
+        assert seen.ranks[3].computing == before.ranks[3].computing > 0.1
+        assert re.search("ranks 2-3: host b: it does not answer now; as of [0-9:]{8}", str(PanelView(seen)))
+        assert [row.died for row in _timeline(hosts).rows][1:3] == ["", NOT_SEEN]
         assert sorted(hosts.who().silent) == [2, 3]
     finally:
         cluster.nodes["b"].frozen.clear()
     monkeypatch.undo()
+    assert not any(row.died for row in _timeline(hosts).rows)
     assert all(rank.state != "unseen" for rank in hosts.activity().ranks)
 
 
