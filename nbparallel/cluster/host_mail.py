@@ -197,8 +197,8 @@ class HostMail:
                 told = True
                 self._to_all(MailKind.FAILED, pickle.dumps(notice))
             while self._answers:
-                asker, kind, content = self._answers.popleft()
-                self._send(asker, kind, content, STAMP.pack(time.monotonic_ns()) * (kind == MailKind.CLOCK))
+                asker, kind, answer = self._answers.popleft()
+                self._send(asker, kind, answer, STAMP.pack(time.monotonic_ns()) * (kind == MailKind.CLOCK))
             self._forward()
             if words != sent and (last or now - sent_at >= PROMPT_MS / 1000):
                 self._to_all(MailKind.WORDS, words)

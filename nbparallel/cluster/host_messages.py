@@ -196,7 +196,9 @@ class HostClock:
 
     def take(self, answer: bytes | memoryview) -> None:
         """Take an answer."""
-        sample = ClockSample.of(*TIMES.unpack(answer), time.monotonic_ns())
+        now = time.monotonic_ns()
+        asked, came, answered = TIMES.unpack(answer)
+        sample = ClockSample.of(asked, came, answered, now)
         if len(self._begin) < ROUNDS:
             self._begin.append(sample)
             self._due = 0
@@ -231,7 +233,7 @@ def _moved(notes: RankTimeline, at: Callable[[int], int]) -> RankTimeline:
         began_ns=at(notes.began_ns),
         ended_ns=at(notes.ended_ns),
         noted_from_ns=at(notes.noted_from_ns),
-        noted=tuple((name, line, at(begin), at(end), *rest) for name, line, begin, end, *rest in notes.noted),
+        noted=tuple((*each[:2], at(each[2]), at(each[3]), *each[4:]) for each in notes.noted),
         statements=tuple((line, at(ns)) for line, ns in notes.statements),
     )
 

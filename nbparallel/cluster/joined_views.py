@@ -9,6 +9,8 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import add
 from typing import Any
 
 from nbparallel import sharing
@@ -164,9 +166,7 @@ def join_timeline(
     parts = [notes for notes in seen.values() if notes is not None]
     compared = all(clock is not None and clock.known for _, clock in parts)
     moved = [
-        on_other_clock(
-            part, clock.on_first if compared and clock else lambda ns, zero=part.began_ns: ns - zero + 1
-        )
+        on_other_clock(part, clock.on_first if compared and clock else partial(add, 1 - part.began_ns))
         for part, clock in parts
     ]
     known = {rank: notes for part in moved for rank, notes in part.ranks.items()}
