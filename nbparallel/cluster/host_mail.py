@@ -186,7 +186,7 @@ class HostMail:
                 self._moving = True
             wait, self._moving = PROMPT_MS if self._moving else min(2 * wait, SLICE_MS), False
             now = time.monotonic()
-            # The first host answers until it hears that this one has ended.
+            # The first host answers until this one has sent that it ended.
             last = not self._told and now >= self._ended + CLOCK_SECONDS * (not self.clock.known)
             if self._place.index and (question := self.clock.ask()):
                 self._send(0, MailKind.CLOCK, question)

@@ -156,7 +156,7 @@ class ClockSample(NamedTuple):
     """What one round trip shows; the one with the smallest error is the least."""
 
     error_ns: int
-    """Half of the round trip, without what the other one did meanwhile."""
+    """Half of the round trip, without what the answer took there."""
     at_ns: int
     """When that was, by this host's clock."""
     offset_ns: int

@@ -145,7 +145,7 @@ class HostViews(SessionViews):
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         names = self._names.namespace if namespace is None else namespace
-        seen, missing = self._view("who")
+        seen, missing = self._view(self.who.__name__)
         return join_names(self._host_pool.place, seen, missing, names or {}, hidden or {})
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
