@@ -19,8 +19,7 @@ from nbparallel.errors import rank_list
 from nbparallel.session.results import CellRecord
 from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import FailureKind
-from nbparallel.wire.messages import Cause, Outcome, RankFailure, Task
-from nbparallel.wire.timeline import RankTimeline
+from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankTimeline, Task
 
 MOST_EVENT = 16 << 10
 """Bytes of an event: the scheduler keeps the last 1000 of a session."""
