@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 
 from nbparallel.errors.text.escaping import escape_html
-
 from nbparallel_widgets.palette import BLUE, VERMILLION
 
 FOLDS = {
