@@ -36,7 +36,7 @@ def test_a_notebook_on_hosts(shared_kernel: Kernel) -> None:
         "%parallel -r @b print('here', rank)": "[rank 1] here 1",
         "%parallel_panel ": "host b",
         "%parallel_panel --close": "",
-        "%parallel_status": "1     b     idle",
+        "%parallel_status": "2 ranks: idle\nrank  host  computing",
         "%parallel_who": "1 name on ranks 0 (host a), 1 (host b)",
         "%parallel_segments": "host a",
         "%parallel_doctor": "as safe as the cluster, loopback://",
