@@ -55,9 +55,7 @@ def join_activity(
         for found in before.ranks if before is not None else ():
             if found.rank == rank and found.task == clock.task:
                 why = f"{missing.get(host, '')}; as of {as_of}"
-                return replace(
-                    found, host=host, state=UNSEEN, operation=why, waits_for=(), line=0, seconds=0.0
-                )
+                return replace(found, host=host, state=UNSEEN, operation=why, waits_for=(), seconds=0.0)
         return _unseen(rank, host, missing)
 
     ranks = _awaited_anywhere(tuple(of_rank(rank, host) for rank, host in _places(place)))
