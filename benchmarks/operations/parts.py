@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.point_to_point.ring import RingWriter
+from nbparallel.distributed.point_to_point.packing import RingWriter
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER
 from nbparallel.wire.control_layout import RECORD
 from tests.harness.ranks import context_of, parts_of

@@ -30,8 +30,7 @@ from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, timeline
 from nbparallel_magics.views.own_processes import household_report, own_segments_table, processes_table
-from nbparallel_magics.views.segments import segments_table
-from nbparallel_magics.views.status import hosts_table, status_table
+from nbparallel_magics.views.status import hosts_table, segments_table, status_table
 from nbparallel_magics.views.who import who_table
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from nbparallel.errors import (
 )
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.parcels import Introduction
 from nbparallel.wire.segments import (
     NOTICES,
     Announce,
@@ -32,6 +31,7 @@ from nbparallel.wire.segments import (
     Fetch,
     Fetched,
     FramePayload,
+    Introduction,
     Lost,
     LostReason,
     Notice,
@@ -412,8 +412,7 @@ def lost_error(lost: Lost, segment: int) -> NbParallelError:
 # Introduction: how a process that a client is about to start becomes a client as well.
 #
 # The client makes a socketpair, sends one end to the supervisor and leaves the other to the process.  While
-# the
-# system starts that, the supervisor answers at its end.  The process sends its identity, and reads the
+# the system starts that, the supervisor answers at its end.  The process sends its identity, and reads the
 # answer.
 #
 # A forked child copies each page of its parent's that it touches, and an object's count of references lies in

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from nbparallel.cluster.dask.dask_cluster import DaskCluster
     from nbparallel.session.diagnostics.doctor import Finding
     from nbparallel.session.monitoring.activity import SessionActivity
+    from nbparallel.session.monitoring.segments import SessionNames
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
-    from nbparallel.session.monitoring.who import SessionNames
     from nbparallel.wire.inspection import Completion
 
 MOST_HOSTS = 32

@@ -17,10 +17,9 @@ from nbparallel import sharing
 from nbparallel.cluster.host_messages import HostNotes, on_other_clock
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of, phase_fields
-from nbparallel.session.monitoring.segments import NOTEBOOK, SharedSegment
+from nbparallel.session.monitoring.segments import NOTEBOOK, SessionNames, SharedSegment, compare_names
 from nbparallel.session.monitoring.statistics import SessionStatistics
 from nbparallel.session.monitoring.timeline import Timeline, build_timeline
-from nbparallel.session.monitoring.who import SessionNames, compare_names
 from nbparallel.session.results import CellClock, CellRecord
 from nbparallel.wire.inspection import Origin, VariableInfo
 from nbparallel.wire.system import open_descriptors, process_limit

@@ -19,7 +19,7 @@ import numpy as np
 
 from nbparallel.cluster.host_place import LINK, HostPlace
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
-from nbparallel.distributed.point_to_point.ring import Envelope
+from nbparallel.distributed.point_to_point.packing import Envelope
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.runtime.waiting import WaitRecord

@@ -19,7 +19,7 @@ from nbparallel.distributed.api.reductions import Reductions
 from nbparallel.distributed.collectives.direct import KeptBuffer
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupTable
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
-from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
+from nbparallel.distributed.point_to_point.packing import Envelope, RingPairs
 from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.observers import Observers

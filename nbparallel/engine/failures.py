@@ -246,10 +246,6 @@ def pickled(error: BaseException, state: RankState) -> bytes | None:
     return ask(lambda: dump_error(error, state.variables), lambda: None)
 
 
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(_OURS)
-
-
 def _user_part(trace: TracebackType | None, *, into_imports: bool = True) -> TracebackType | None:
     """Return the frames of the user's code and of other libraries: without ours, wherever they stand.
 
@@ -258,7 +254,7 @@ def _user_part(trace: TracebackType | None, *, into_imports: bool = True) -> Tra
     """
     kept = []
     while trace is not None and (into_imports or not _is_imported(trace.tb_frame)):
-        if not _is_ours(trace.tb_frame.f_code.co_filename):
+        if not trace.tb_frame.f_code.co_filename.startswith(_OURS):
             kept.append(trace)
         trace = trace.tb_next
     for frame, following in zip(kept, [*kept[1:], None], strict=True) if kept else ():

@@ -426,7 +426,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         faulthandler.enable(file=2)
         _prefer_for_oom_kill()
         channel, segments = Channel.from_fd(channel_fd), Channel.from_fd(segments_fd)
-        _announce(segments)
+        segments.send(Kind.ANNOUNCE, Announce(os.getpid()).pack())
         configure = _configure(channel)
         process_names.join_session(configure.notebook)
         broker = SegmentClient(segments, client=client)
@@ -470,10 +470,6 @@ def _remove_folder() -> None:
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _announce(segments: Channel) -> None:
-    segments.send(Kind.ANNOUNCE, Announce(os.getpid()).pack())
 
 
 def _configure(channel: Channel) -> Configure:

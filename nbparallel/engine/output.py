@@ -230,7 +230,7 @@ class RankOutput:
     def settle(self) -> None:
         """Write everything, C's buffers included, and wait until the kernel has read it."""
         self.flush()
-        _flush_c()
+        _libc.fflush(None)  # printf of an extension is buffered by the C library, not by us
         self._wait_until_read()
 
     def display(
@@ -264,11 +264,6 @@ class RankOutput:
         """Send what a thread of an earlier task printed while no cell runs."""
         with contextlib.suppress(ChannelClosedError):  # no reader is left
             self._channel.send(Kind.STREAM, pickle_message(Stream(task, name, text)), sequence=task)
-
-
-def _flush_c() -> None:
-    """Flush C's stdio: printf of an extension is buffered by the C library, not by us."""
-    _libc.fflush(None)
 
 
 def mark_threads(output: RankOutput) -> None:

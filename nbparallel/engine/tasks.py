@@ -292,7 +292,10 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
         os._exit(0 if report.ok else 1)
     if report.failure is not None:
         failure = report.failure
-        report.fail(ask(lambda: _improved(failure, state, task), lambda: failure))
+        follows = not isinstance(task, CellTask) or task.follows_names
+        report.fail(  # its own code runs
+            ask(lambda: failures.improve(failure, state, follows_names=follows), lambda: failure)
+        )
     if uses is not None and hidden is not None:
         report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own, hidden)
         report.notes += state.names.describe_changed(uses, own)
@@ -304,13 +307,6 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
             for sentence in communicator.unreleased:
                 sys.stderr.write(f"nbparallel: {sentence}\n")
     return report.outcome()
-
-
-def _improved(failure: BaseException, state: RankState, task: Task) -> BaseException:
-    """Return what the user should see instead of a failure; its own code runs."""
-    return failures.improve(
-        failure, state, follows_names=not isinstance(task, CellTask) or task.follows_names
-    )
 
 
 def _follow_notebook(state: RankState, task: Task) -> tuple[str, ...]:
@@ -337,7 +333,8 @@ def _filename(state: RankState, task: Task) -> str:
     """Return the file name under which the cell's code will be compiled."""
     if isinstance(task, CellTask):
         state.shell.execution_count = task.execution_count
-        state.shell.source = cell_text(task)
+        # as many lines above it as in the notebook, so that numbers agree; a cell magic stands in the first
+        state.shell.source = "# %%parallel\n" * _lines_above(task) + task.source
         filename: str = state.shell.compile.begin(
             f"{CELL_FILE}{task.execution_count}-{task.number}>", _lines_above(task)
         )
@@ -347,12 +344,6 @@ def _filename(state: RankState, task: Task) -> str:
 
 def _lines_above(task: CellTask) -> int:
     return 0 if task.source.lstrip().startswith("%%") else task.line_offset
-
-
-def cell_text(task: CellTask) -> str:
-    """Return the cell with as many lines above it as in the notebook, so that line numbers agree."""
-    # a cell magic has to stand in the first line
-    return "# %%parallel\n" * _lines_above(task) + task.source
 
 
 def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskReport) -> None:

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from nbparallel.session.diagnostics.speedup import scaling
     from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
     from nbparallel.session.monitoring.activity import RankStatistics
-    from nbparallel.session.monitoring.segments import SharedSegment
+    from nbparallel.session.monitoring.segments import SessionNames, SharedSegment
     from nbparallel.session.monitoring.statistics import SessionStatistics
-    from nbparallel.session.monitoring.who import SessionNames
     from nbparallel.session.ordered_map import imap, map
     from nbparallel.session.output import OutputSink
     from nbparallel.session.results import CellResult, RankResult, RankValues, RemoteValue

@@ -42,9 +42,9 @@ from nbparallel.wire.system import do_all
 if TYPE_CHECKING:
     from nbparallel.channel.channel import SegmentClient
     from nbparallel.session.monitoring.activity import ActivityReader, SessionActivity
+    from nbparallel.session.monitoring.segments import SessionNames
     from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
-    from nbparallel.session.monitoring.who import SessionNames
     from nbparallel.wire.inspection import Completion
 
 # Views of a session: statistics, names, completions, activity, timeline.
@@ -60,7 +60,6 @@ def load_views() -> None:
         segments,
         statistics,
         timeline,
-        who,
     )
 
 
@@ -86,7 +85,7 @@ class SessionViews:
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         """Return the names of the notebook and of the ranks."""
-        from nbparallel.session.monitoring.who import compare
+        from nbparallel.session.monitoring.segments import compare
 
         names = self._names.namespace if namespace is None else namespace
         pool = self._ranks.running

@@ -36,13 +36,14 @@ from nbparallel.errors import FileDescriptorLimitError, ProtocolError, SharedMem
 from nbparallel.supervisor import children
 from nbparallel.supervisor.children import (
     ChildExit,
+    Orphans,
     RankProcess,
     adopt_orphans,
     death_message,
+    mark_children,
     reset_signals,
 )
 from nbparallel.supervisor.clients import Client, Clients, Outbox, SupervisorEventLoop, take, take_or_end
-from nbparallel.supervisor.orphans import Orphans, mark_children
 from nbparallel.supervisor.sweep import remove_leftovers, sweep_and_notify
 from nbparallel.supervisor.worlds import KINDS, IntroducedClients
 from nbparallel.wire.control import ControlView

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nbparallel.supervisor.children import is_exiting
+from nbparallel.supervisor.children import end_orphans, is_exiting, orphans_text
 from nbparallel.supervisor.clients import is_ready
 from nbparallel.wire import locked_names
 from nbparallel.wire.segments import NAME_PREFIX
@@ -224,7 +224,6 @@ def sweep_and_notify(notify: Callable[[bytes], object]) -> Iterator[None]:
     for name in steps():
         found.append(name)
         yield
-    from nbparallel.supervisor import orphans  # by now the template was started, which takes longer
 
-    sentences = [report_of(found).sentence, orphans.orphans_text(orphans.end_orphans())]
+    sentences = [report_of(found).sentence, orphans_text(end_orphans())]
     notify(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())

@@ -37,8 +37,7 @@ from nbparallel.wire.identity import (
     process_state,
 )
 from nbparallel.wire.inspection import IntroducedRow
-from nbparallel.wire.parcels import Introduction
-from nbparallel.wire.segments import FIRST_INTRODUCED, MAX_CLIENT, Announce, Welcome
+from nbparallel.wire.segments import FIRST_INTRODUCED, MAX_CLIENT, Announce, Introduction, Welcome
 from nbparallel.wire.system import usable_cpus
 
 # Exit statuses of processes that are not children of this one, as far as the system reports them.

@@ -245,7 +245,11 @@ def reduce_class(cls: type, *, redefine: bool) -> tuple[Any, ...]:
     maker, arguments, state, _, _, setter = cloudpickle._dynamic_class_reduce(cls)
     if "__slots__" in vars(cls) and typing.NamedTuple not in vars(cls).get("__orig_bases__", ()):
         # cloudpickle sets the attribute when the class is made, which is too late; NamedTuple makes its own
-        made = {name: value for name, value in vars(cls).items() if _is_slot(value, cls)}
+        made = {
+            name: value
+            for name, value in vars(cls).items()
+            if isinstance(value, types.MemberDescriptorType) and value.__objclass__ is cls
+        }
         extra = tuple(name for name in ("__dict__", "__weakref__") if name in vars(cls))
         kind, name, bases, begun, *rest = arguments
         arguments = kind, name, bases, {**begun, "__slots__": (*made, *extra)}, *rest
@@ -263,10 +267,6 @@ def reduce_class(cls: type, *, redefine: bool) -> tuple[Any, ...]:
         None,
         set_class_state,
     )
-
-
-def _is_slot(value: object, cls: type) -> bool:
-    return isinstance(value, types.MemberDescriptorType) and value.__objclass__ is cls
 
 
 _ON_DEMAND = (
@@ -502,45 +502,31 @@ LOCK = threading.RLock()
 """Rebuilding a class and marking it complete is one step."""
 
 
-def _placeholder(name: str) -> NoReturn:
-    raise InternalError(f"{name} is resolved by nbparallel.transfer.pickling.loads; do not use pickle.loads")
+def _placeholder(name: str) -> Callable[..., Any]:
+    """Return what stands in the stream under a name of this module; the receiver has something else there."""
+
+    def placeholder(*arguments: Any) -> NoReturn:
+        raise InternalError(
+            f"{name} is resolved by nbparallel.transfer.pickling.loads; do not use pickle.loads"
+        )
+
+    placeholder.__name__ = placeholder.__qualname__ = name
+    return placeholder
 
 
-def rebuild_function(*arguments: Any) -> Any:
-    """Stand in the stream for `make_function` with the receiver's main globals."""
-    _placeholder("rebuild_function")
-
-
-def rebuild_class(*arguments: Any) -> Any:
-    """Stand in the stream for the receiver's way to make or find a class."""
-    _placeholder("rebuild_class")
-
-
-def set_class_state(*arguments: Any) -> Any:
-    """Stand in the stream for the receiver's decision to complete a class."""
-    _placeholder("set_class_state")
-
-
-def class_reference(*arguments: Any) -> Any:
-    """Stand in the stream for a class that was delivered before."""
-    _placeholder("class_reference")
-
-
-def attach(*arguments: Any) -> Any:
-    """Stand in the stream for a shared array."""
-    _placeholder("attach")
-
-
-def attach_private(*arguments: Any) -> Any:
-    """Stand in the stream for a shared array that the receiver maps copy-on-write."""
-    _placeholder("attach_private")
-
-
-def attach_storage(*arguments: Any) -> Any:
-    """Stand in the stream for the storage of a tensor over a shared array."""
-    _placeholder("attach_storage")
-
-
-def rebuild_tensor(*arguments: Any) -> Any:
-    """Stand in the stream for a tensor, which other streams of the same message may contain as well."""
-    _placeholder("rebuild_tensor")
+rebuild_function = _placeholder("rebuild_function")
+"""For `make_function` with the receiver's main globals."""
+rebuild_class = _placeholder("rebuild_class")
+"""For the receiver's way to make or find a class."""
+set_class_state = _placeholder("set_class_state")
+"""For the receiver's decision to complete a class."""
+class_reference = _placeholder("class_reference")
+"""For a class that was delivered before."""
+attach = _placeholder("attach")
+"""For a shared array."""
+attach_private = _placeholder("attach_private")
+"""For a shared array that the receiver maps copy-on-write."""
+attach_storage = _placeholder("attach_storage")
+"""For the storage of a tensor over a shared array."""
+rebuild_tensor = _placeholder("rebuild_tensor")
+"""For a tensor, which other streams of the same message may contain as well."""

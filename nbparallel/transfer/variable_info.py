@@ -177,10 +177,9 @@ def _is_installed(cls: type) -> bool:
 
 # Beginnings of values, for pictures: few numbers, as plain Python, without running the user's code.
 #
-# At most `MOST_SHOWN` numbers of a value are shown.  `MOST_NUMBERS` of it travel, so that the picture can say
-# which rank had which; what is no number is described in words (`variable_info`).  Nothing else of an array
-# is
-# copied, and nothing is pickled that is not plain.
+# At most `MOST_SHOWN` numbers of a value are shown.  `MOST_NUMBERS` of it travel, so that the picture can
+# say which rank had which; what is no number is described in words (`variable_info`).  Nothing else of an
+# array is copied, and nothing is pickled that is not plain.
 
 MOST_SHOWN = 16
 """Numbers of a value that are shown."""

@@ -215,8 +215,8 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 #
 # Processes that are guests of a supervisor already meet there: ``MEET``, with a place and one end of a
 # socketpair, goes over their connection; over the socketpair the same is said.  They keep their client
-# numbers,
-# and ``LEAVE_WORLD`` goes over their connection as well.  Most of it is JSON: nothing is unpickled here.
+# numbers, and ``LEAVE_WORLD`` goes over their connection as well.  Most of it is JSON: nothing is unpickled
+# here.
 
 
 def client_of(rank: int) -> int:

@@ -110,22 +110,6 @@ def is_name(path: str) -> bool:
     )
 
 
-def _is_id(values: tuple[int, ...], index: int) -> bool:
-    return is_segment_id(values[index])
-
-
-def _is_use(values: tuple[int, ...], index: int) -> bool:
-    return is_use(values[0], values[index])
-
-
-def _is_use_or_none(values: tuple[int, ...], index: int) -> bool:
-    return values[index] == 0 or is_use(values[0], values[index])
-
-
-def _is_size(values: tuple[int, ...], index: int) -> bool:
-    return 0 < values[index] < MAX_NBYTES
-
-
 def _name(rest: bytes) -> str:
     path = os.fsdecode(rest)
     if not is_name(path):
@@ -134,11 +118,11 @@ def _name(rest: bytes) -> str:
 
 
 _FIELDS: dict[str, tuple[str, Callable[[tuple[int, ...], int], bool] | None]] = {
-    "SegmentId": ("Q", _is_id),
-    "MemoryId": ("Q", _is_use),
-    "MaybeMemory": ("Q", _is_use_or_none),
+    "SegmentId": ("Q", lambda values, index: is_segment_id(values[index])),
+    "MemoryId": ("Q", lambda values, index: is_use(values[0], values[index])),
+    "MaybeMemory": ("Q", lambda values, index: values[index] == 0 or is_use(values[0], values[index])),
     "AnyMemory": ("Q", lambda values, index: values[index] == 0 or is_segment_id(values[index])),
-    "Nbytes": ("Q", _is_size),
+    "Nbytes": ("Q", lambda values, index: 0 < values[index] < MAX_NBYTES),
     "IntroducedNumber": ("Q", lambda values, index: FIRST_INTRODUCED <= values[index] < MAX_CLIENT),
     "Pid": ("q", lambda values, index: 0 < values[index] < 1 << 31),
     "Seconds": ("d", None),
@@ -438,3 +422,104 @@ class Welcome(FramePayload):
     """To a process that another client has introduced: it is a client."""
 
     client: IntroducedNumber
+
+
+# Payloads about messages in flight, and about processes that clients start, in the segment protocol.
+#
+# A message between two processes that no supervisor sees, in a pipe or a queue, refers to segments.  Its
+# sender says ``POST``: a *parcel* holds them from then on.  Its receiver holds them itself and says
+# ``TAKE``.  Every pipe has a *mailbox*: ``OPEN`` and ``CLOSE`` say which clients can read from it, and what
+# lies in a mailbox that no client can read is dropped.
+#
+# ``INTRODUCE`` comes from a client that is about to start a process, with one end of a socketpair.  It is
+# answered by ``WELCOME`` at the other end, which is the process's; that ``ANNOUNCE``s itself there, with its
+# pidfd.
+
+_POST = struct.Struct("<QQII")
+
+
+@frame(Kind.POST)
+class Post(FramePayload):
+    """A message was made; its parcel holds what it refers to until it is taken."""
+
+    parcel: SegmentId
+    """Like a segment's: its creator part is the sender."""
+    mailbox: int
+    """Where it will lie; 0: in a connection without one."""
+    segments: tuple[int, ...]
+    """Ids of the segments that it refers to."""
+    carried: tuple[int, ...] = ()
+    """Mailboxes whose reading ends travel in it."""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        ids = (*self.segments, *self.carried)
+        head = _POST.pack(self.parcel, self.mailbox, len(self.segments), len(self.carried))
+        return head + struct.pack(f"<{len(ids)}Q", *ids)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read a payload; `ProtocolError` if it is damaged."""
+        if len(payload) < _POST.size:
+            raise ProtocolError(f"POST frame with {len(payload)} bytes of payload")
+        parcel, mailbox, segments, carried = _POST.unpack_from(payload)
+        if len(payload) != _POST.size + 8 * (segments + carried):
+            raise ProtocolError(
+                f"POST frame about {segments} segments and {carried} mailboxes with {len(payload)} bytes"
+            )
+        ids = struct.unpack_from(f"<{segments + carried}Q", payload, _POST.size)
+        for value in (parcel, *ids, *([mailbox] if mailbox else [])):
+            if not is_segment_id(value):
+                raise ProtocolError(f"POST frame with {value:#x}, which is no id")
+        return cls(parcel, mailbox, ids[:segments], ids[segments:])
+
+
+@frame(Kind.TAKE)
+class Take(FramePayload):
+    """The sender has a message, and holds what it wants of what that refers to."""
+
+    parcel: SegmentId
+
+
+@frame(Kind.OPEN)
+class Open(FramePayload):
+    """The sender can read from a mailbox."""
+
+    mailbox: SegmentId
+
+
+@frame(Kind.CLOSE)
+class CloseMailbox(FramePayload):
+    """The sender no longer can."""
+
+    mailbox: SegmentId
+
+
+ParcelMessage = Post | Take | Open | CloseMailbox
+"""What a client sends to the supervisor about messages in flight."""
+PARCEL_MESSAGES: dict[Kind, Callable[[bytes], ParcelMessage]] = {
+    message.kind: message.unpack for message in get_args(ParcelMessage)
+}
+"""How each of them is read; `ProtocolError` if a payload is damaged."""
+
+
+@frame(Kind.INTRODUCE)
+class Introduction(FramePayload):
+    """The sender is about to start a process, a client from now on; the supervisor's end is attached."""
+
+    daemon: bool
+    """Whether it ends with the sender; otherwise only with the root process."""
+    inherits: bool
+    """Whether it holds what the sender holds now: it is forked."""
+
+
+@frame(Kind.MEET)
+class Meet(FramePayload):
+    """The sender wants to meet other guests as ranks of a world, over the socketpair that is attached."""
+
+    place: Place
+
+
+@frame(Kind.LEAVE_WORLD)
+class LeaveWorld(FramePayload):
+    """The sender leaves that world: what it holds now is held until all have left."""

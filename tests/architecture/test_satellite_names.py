@@ -47,7 +47,6 @@ NAMED: dict[str, dict[str, str]] = {
         f"{_S}.monitoring.timeline": "`host` of `RankRow`, and how well clocks agree",
         f"{_M}.flags": "`%parallel_cluster`",
         f"{_M}.magics": "the same",
-        f"{_M}.views.segments": "the column of `%parallel_segments`",
         f"{_M}.views.status": "the column of `%parallel_status`",
     },
     "guests?": {},

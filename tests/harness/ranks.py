@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nbparallel.distributed import Communicator, set_current
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupTable
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.tracing import OperationTracer
 from nbparallel.errors import SegmentLostError
@@ -34,6 +33,7 @@ from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.segments import Forget, FramePayload, Notice, Register
+from tests.harness import fault_injection
 
 if TYPE_CHECKING:
     from nbparallel.multiprocessing.pool import Pool
@@ -157,7 +157,7 @@ def run_ranks(
     seconds : float
         The watchdog's time.
     faults : str, optional
-        A fault as in ``NBP_FAULT``.
+        A fault as `fault_injection.arm` takes it.
     participants : sequence of int, optional
         The cell's ranks; the others only exist.
     meanwhile : callable, optional
@@ -166,6 +166,8 @@ def run_ranks(
     ranks = tuple(participants) if participants is not None else tuple(range(world_size))
     cpus = usable_cpus if usable_cpus is not None else len(os.sched_getaffinity(0))
     fd = control.create(world_size, 1, label="test")
+    if faults is not None:
+        fault_injection.marked_modules()
     with (
         tempfile.TemporaryDirectory(prefix="nbp-ranks-") as folder,
         ControlView(fd) as view,
@@ -235,7 +237,7 @@ def _child(
         die_with_parent(parent)  # a test run that is killed writes no death words: ranks would wait forever
         signal.signal(signal.SIGINT, signal.default_int_handler)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        fault_injection.arm(faults)
+        fault_injection.arm(faults, rank)
         if (torch := sys.modules.get("torch")) is not None:
             # A pool of threads that OpenMP made in the test's process is not here: torch would wait for it.
             torch.set_num_threads(1)

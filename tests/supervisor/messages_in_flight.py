@@ -13,8 +13,8 @@ from nbparallel.supervisor.ledger.actions import (
     StoreDescriptor,
 )
 from nbparallel.supervisor.ledger.ledger import Ledger
-from nbparallel.wire.parcels import CloseMailbox, Open, Post, Take
 from nbparallel.wire.segments import (
+    CloseMailbox,
     Drop,
     Ended,
     Fetch,
@@ -23,8 +23,11 @@ from nbparallel.wire.segments import (
     Hold,
     Idle,
     Lost,
+    Open,
+    Post,
     Register,
     Release,
+    Take,
     Unmap,
     segment_id,
 )

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nbparallel.supervisor.orphans import end_orphans, mark_children, orphans_text
+from nbparallel.supervisor.children import end_orphans, mark_children, orphans_text
 from nbparallel.wire.identity import process_of, this_process
 
 

@@ -481,7 +481,12 @@ class CellOutput:
             self._settle(self._lines.settle())
             pieces = self._new_pieces()
             updates, self._updates = self._updates, []
-            again = self._cleared and self._can_show_again() and self._affordable()
+            again = (
+                self._cleared
+                and self._can_show_again()
+                # everything can be shown now and at the end within twice what was printed
+                and self._writer.size + 2 * self._size <= 2 * self._printed + 2048
+            )
             if again:
                 pieces, self._cleared = self._final(self._without_live(self._arrivals)), False
             live = self._lines.next_state(again=again) if self._in_place else None
@@ -519,10 +524,6 @@ class CellOutput:
         else:
             self._writer.show(new)
         self._cleared = False
-
-    def _affordable(self) -> bool:
-        """Whether everything can be shown now and at the end within twice what was printed."""
-        return self._writer.size + 2 * self._size <= 2 * self._printed + 2048
 
     def _without_live(self, arrivals: list[Arrival]) -> list[Arrival]:
         """Leave out the lines that are shown while they change."""

@@ -119,16 +119,13 @@ class OverflowLog:
         for kind, content in item.data.items():
             if kind != "text/plain":
                 data, (log, _) = _as_bytes(kind, content), os.path.splitext(self.path)
-                fd, path = tempfile.mkstemp(_suffix(kind), f"{os.path.basename(log)}-", os.path.dirname(log))
+                suffix = mimetypes.guess_extension(kind) or (".json" if kind.endswith("json") else ".txt")
+                fd, path = tempfile.mkstemp(suffix, f"{os.path.basename(log)}-", os.path.dirname(log))
                 with open(fd, "wb") as file:
                     file.write(data)
                 self._size += len(data)
                 lines.append(f"({kind} is in {path})")
         return "\n".join(lines) + "\n"
-
-
-def _suffix(kind: str) -> str:
-    return mimetypes.guess_extension(kind) or (".json" if kind.endswith("json") else ".txt")
 
 
 def _as_bytes(kind: str, content: Any) -> bytes:

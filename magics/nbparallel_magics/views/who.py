@@ -12,7 +12,7 @@ from nbparallel.errors.text.table import Table
 from nbparallel.wire.units import size_column
 
 if TYPE_CHECKING:
-    from nbparallel.session.monitoring.who import NameStatistics, SessionNames
+    from nbparallel.session.monitoring.segments import NameStatistics, SessionNames
 
 _LISTED = 30
 """Names of a group that are listed, runs of numbered names as one; ``--all`` lists all."""

@@ -31,8 +31,7 @@ from nbparallel.sharing import Store
 from nbparallel.wire.control_layout import MAX_WORLD_SIZE
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import Join, client_of
-from nbparallel.wire.parcels import LeaveWorld
-from nbparallel.wire.segments import FIRST_INTRODUCED
+from nbparallel.wire.segments import FIRST_INTRODUCED, LeaveWorld
 
 # Checks the arguments of `init_process_group`: rank, world size, the directory of the rendezvous.
 

@@ -32,7 +32,7 @@ from nbparallel.errors import (
 from nbparallel.supervisor.external.listener import DRAFT, SOCKET
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.identity import AbortJoin, Join, Joined, Reason, Refused, peer_of
-from nbparallel.wire.parcels import Meet
+from nbparallel.wire.segments import Meet
 from nbparallel.wire.system import without_debugger
 
 PAUSE_SECONDS = 0.005

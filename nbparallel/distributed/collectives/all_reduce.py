@@ -21,7 +21,6 @@ import numpy as np
 from nbparallel.distributed.collectives.direct import KeptBuffer, attached_arrays, direct_all_reduce
 from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, as_operand, read_only
 from nbparallel.distributed.slots.fingerprint import (
@@ -41,11 +40,6 @@ from nbparallel.wire.control import GENERATIONS, Operation
 # Numbers: their exchange through the slots, the fastest way from all to all, and their combination.
 
 
-def is_number(x: object) -> bool:
-    """Return whether `x` is a number of Python or numpy."""
-    return isinstance(x, int | float | complex | np.number | np.bool_)
-
-
 def check_number(op: Operator, x: Any, operation: str) -> Any:
     """Return a number as an operation takes it: a bool counts as an int.
 
@@ -54,7 +48,7 @@ def check_number(op: Operator, x: Any, operation: str) -> Any:
     TypeError
         `x` is not a number, or the operator needs integers.
     """
-    if not is_number(x):
+    if not isinstance(x, int | float | complex | np.number | np.bool_):
         # a frame or a column of pandas has `to_numpy`; what that gives may be read-only, a copy is not
         convertible = isinstance(x, list | tuple) or hasattr(x, "to_numpy")
         hint = "use np.array(x)" if convertible else "all_gather(x) gives those of all ranks, to combine"
@@ -72,28 +66,21 @@ def combine_numbers(op: Operator, values: Sequence[Any]) -> Any:
     return total if op.finish is None else op.finish(total, len(values))
 
 
-def pack_number(x: Any) -> bytes:
-    """Return a number as bytes: marshal for Python's types, pickle for numpy's."""
-    return b"m" + marshal.dumps(x) if type(x) in (int, float, complex) else b"p" + pickle.dumps(x, 5)
-
-
-def unpack_number(data: bytes) -> Any:
-    """Undo `pack_number`."""
-    return marshal.loads(data[1:]) if data[:1] == b"m" else pickle.loads(data[1:])
-
-
 def exchange_numbers(
     context: RankContext, protocol: SlotProtocol, operation: Operation, label: Fingerprint, value: Any
 ) -> list[Any]:
     """Return the values of all members; each is a number, or anything else that fits into a slot."""
-    packed = pack_number(value)
+    # marshal for Python's own numbers, pickle for numpy's
+    own = type(value) in (int, float, complex)
+    packed = b"m" + marshal.dumps(value) if own else b"p" + pickle.dumps(value, 5)
     if len(packed) > protocol.payload_nbytes:
         raise ValueError(f"a number of {len(packed)} bytes is too long for {operation.name}")
     protocol.begin(operation, label, context.call_site.line())
     protocol.put(packed)
     if not protocol.arrive_and_wait():
         protocol.compare()
-    values = [unpack_number(bytes(protocol.get(i))) for i in range(len(protocol.ranks))]
+    found = [bytes(protocol.get(i)) for i in range(len(protocol.ranks))]
+    values = [marshal.loads(x[1:]) if x[:1] == b"m" else pickle.loads(x[1:]) for x in found]
     protocol.release()
     context.operations += 1
     return values
@@ -301,8 +288,7 @@ class AllReduce:
 
         def leave() -> None:
             if fits:
-                if fault_injection.ARMED:
-                    fault_injection.hit("half_payload", context.rank)
+                # fault: half_payload
                 self._slots(plan, x)[self._index][...] = x
             else:
                 protocol.put(self._buffer.offer(source.reshape(-1)))

@@ -13,8 +13,7 @@ from typing import Any
 from nbparallel.distributed.collectives.direct import direct_broadcast
 from nbparallel.distributed.collectives.exchange import NOTHING, Exchange, message_of, packed_payload
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, NUMBER, VIEW
-from nbparallel.distributed.point_to_point.ring import Envelope
+from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, NUMBER, VIEW, Envelope
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (

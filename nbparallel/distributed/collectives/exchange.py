@@ -31,8 +31,15 @@ import numpy as np
 from nbparallel.distributed.collectives.direct import KeptBuffer
 from nbparallel.distributed.collectives.in_place import InPlaceReading, is_address
 from nbparallel.distributed.collectives.movements import Movement
-from nbparallel.distributed.point_to_point.packing import OBJECT, PLACE, VIEW, Packer, Payload, brings_tensor
-from nbparallel.distributed.point_to_point.ring import Envelope
+from nbparallel.distributed.point_to_point.packing import (
+    OBJECT,
+    PLACE,
+    VIEW,
+    Envelope,
+    Packer,
+    Payload,
+    brings_tensor,
+)
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (

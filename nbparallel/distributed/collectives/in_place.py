@@ -22,7 +22,6 @@ import numpy as np
 from nbparallel.distributed.collectives.direct import MARGIN, slice_bounds
 from nbparallel.distributed.operators import Operator
 from nbparallel.distributed.point_to_point.streaming import flat_octets
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
 from nbparallel.distributed.runtime.rank_context import LOSS_NS, RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -110,8 +109,7 @@ class InPlaceReading:
             if begin:
                 self._context.check_peers((self._protocol.ranks[member],))
             self._read([(member, address + begin, octets[begin : begin + PIECE])])
-        if fault_injection.ARMED:
-            fault_injection.hit("half_payload", self._context.rank)
+        # fault: half_payload
 
     def _read(self, blocks: list[tuple[int, int, AnyArray]]) -> None:
         """Fill contiguous arrays, each with the memory at an address of a member."""
@@ -220,7 +218,6 @@ class InPlaceReading:
         count = max(1, BLOCK // itemsize // (size - 1))
         rows = self._scratch(count, flat)
         others = [(i, addresses[i]) for i in range(size) if i != index]
-        middle = (high - low) // count // 2
         with np.errstate(all="ignore"):  # a warning made an error would leave the others half-way
             for turn, begin in enumerate(range(low, high, count)):
                 end = min(begin + count, high)
@@ -236,8 +233,7 @@ class InPlaceReading:
                 ufunc(total, parts[-1], out=out)
                 if operator.finish is not None:
                     operator.finish(out, size)
-                if fault_injection.ARMED and turn == middle:
-                    fault_injection.hit("half_payload", self._context.rank)
+                # fault: half_payload if turn == (high - low) // count // 2
                 if turn % CHECK_EVERY == CHECK_EVERY - 1:
                     self._context.check_peers(self._protocol.peers)
 

@@ -31,7 +31,6 @@ from nbparallel.distributed.collectives.direct import (
 )
 from nbparallel.distributed.collectives.in_place import InPlaceReading
 from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for, shown_dtype
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan, as_operand, in_kind_of
 from nbparallel.distributed.slots.fingerprint import (
@@ -215,8 +214,7 @@ class Reduce:
         protocol.spans.declare_write(protocol.generation, reduction.target_span)
         shared = SHARED if reduction.span is not None else 0
         if source.nbytes <= protocol.payload_nbytes:
-            if fault_injection.ARMED:
-                fault_injection.hit("half_payload", context.rank)
+            # fault: half_payload
             self._slot(self._index, source)[...] = source
             self._arrive_and_compare(reduction, shared)
             self._combine_slots(reduction)

@@ -28,14 +28,14 @@ from nbparallel.distributed.point_to_point.packing import (
     AWAY,
     INTRODUCTION,
     STREAMED,
+    Envelope,
     Packer,
     Payload,
+    RingPairs,
     brings_tensor,
     loads,
 )
-from nbparallel.distributed.point_to_point.ring import Envelope, RingPairs
 from nbparallel.distributed.point_to_point.streaming import Call, StreamIn, StreamOut, flat_octets
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
@@ -91,11 +91,12 @@ class Sender:
         `send` and `recv` of a short array take eight microseconds of Python, most of which is calling and
         storing; so the ordinary case of both is written out in one method each.
         """
+        # fault: return False
         line = self._context.call_site.line()
         head = self._heads.get((x.dtype, x.shape, tag, line))
         if head is None:
             head = self._make_head(x, tag, line)
-        if not head or self.strict or self._held[dst] or fault_injection.ARMED:
+        if not head or self.strict or self._held[dst]:
             return False
         data = x.tobytes()
         if not self.rings[dst].put_contiguous(head + data):
@@ -130,16 +131,14 @@ class Sender:
         record = payload.record(tag, line, group)
         ring = self.rings[dst]
         self._release_received(dst)
-        if fault_injection.ARMED:
-            fault_injection.hit("enter", context.rank)
+        # fault: enter
         if not ring.has_room(len(record)):
             self._wait_for_room(dst, len(record), tag, line, deadline_ns)
         number = ring.number + 1
         if payload.keepalive is not None:
             self._held[dst].append((number, payload.keepalive))
-        if fault_injection.ARMED:
-            fault_injection.hit("wrote_header", context.rank)
-            fault_injection.hit("half_payload", context.rank)
+        # fault: wrote_header
+        # fault: half_payload
         if payload.kind == STREAMED:
             outer, context.open = context.open, context.open or -1  # half a message invalidates the epoch
             ring.put(record)
@@ -150,14 +149,12 @@ class Sender:
             context.open = outer
         else:
             ring.put(record)
-        if fault_injection.ARMED:
-            fault_injection.hit("wrote_flag", context.rank)
+        # fault: wrote_flag
         context.operations += 1
         context.nbytes += payload.nbytes
         if self.strict:
             self._wait_until_received(dst, number, tag, line, deadline_ns)
-        if fault_injection.ARMED:
-            fault_injection.hit("leave", context.rank)
+        # fault: leave
 
     def sent(self, work: Work, dst: int) -> Callable[[int | None, bool], None]:
         """Return how to wait until the message that was sent last was received."""
@@ -277,7 +274,8 @@ class Receiver:
 
         It waits a short while for the message; see `Sender.send_short`.
         """
-        if self._queues[src] or self._posted or fault_injection.ARMED:
+        # fault: return False
+        if self._queues[src] or self._posted:
             return False
         meta = self._metas.get((buffer.dtype, buffer.shape))
         if meta is None:
@@ -321,8 +319,7 @@ class Receiver:
         """
         context = self._context
         line = context.call_site.line()
-        if fault_injection.ARMED:
-            fault_injection.hit("enter", context.rank)
+        # fault: enter
         if self._posted:
             self.advance()
         message = self.unexpected.find(src, tag, group)

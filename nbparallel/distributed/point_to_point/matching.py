@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.distributed.point_to_point.packing import INTRODUCTION
-from nbparallel.distributed.point_to_point.ring import Envelope, RingReader
+from nbparallel.distributed.point_to_point.packing import INTRODUCTION, Envelope, RingReader
 from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
@@ -182,14 +181,13 @@ class MatchRequest:
         self.peers = (others or [context.rank]) if src is None else [src]
         self._rings = [rings[r] for r in self.peers]
         only = self._rings[0] if len(self._rings) == 1 else None
-        self.satisfied = only.has_message if only is not None else self._has_any
+        self.satisfied = (
+            only.has_message if only is not None else lambda: any(ring.has_message() for ring in self._rings)
+        )
         """Whether any message has arrived from the sources; it need not match."""
 
     def __str__(self) -> str:
         return receive_text("recv", self.src, self.tag)
-
-    def _has_any(self) -> bool:
-        return any(ring.has_message() for ring in self._rings)
 
     def check_source(self) -> None:
         """Raise if this rank would wait for itself; with a time-out the wait ends, and is no deadlock."""

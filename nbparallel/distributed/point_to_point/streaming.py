@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
 from nbparallel.distributed.runtime.waiting import WaitRecord
@@ -127,8 +126,7 @@ class StreamOut:
             window[place : place + part.size] = part
             self._position = position + 1
             self._waiter.announce(words, self._put, position + 1)
-            if fault_injection.ARMED:
-                fault_injection.hit("half_payload", self._context.rank)
+            # fault: half_payload
 
     def memory(self) -> AnyArray:
         """Return the window, allocated on first use."""
@@ -232,8 +230,7 @@ class StreamIn:
             part = data[start : start + CHUNK]
             part[...] = window[place : place + part.size]
             waiter.announce(words, self._taken, position + 1)
-            if fault_injection.ARMED:
-                fault_injection.hit("half_payload", self._context.rank)
+            # fault: half_payload
         waiter.announce(words, self._taken, base + -(-data.size // CHUNK))
 
     def attach_window(self, packed: bytes) -> AnyArray:

@@ -306,16 +306,13 @@ class SeenCode(ast.NodeTransformer):
     def _call(self, name: str, arguments: list[ast.expr], place: ast.expr | ast.stmt) -> ast.Call:
         function: ast.expr = ast.Name(name, ast.Load())
         if self._functions:
-            function = _imported(SEEN_NAMES[name].__name__)
+            here = SEEN_NAMES[name].__name__  # of this module, which is imported where the function runs
+            text = f"__import__({__name__!r}, None, None, [{here!r}]).{here}"
+            function = ast.parse(text, mode="eval").body
         call = ast.Call(function, arguments, [])
         for part in ast.walk(function):
             ast.copy_location(part, place)
         return ast.copy_location(call, place)
-
-
-def _imported(name: str) -> ast.expr:
-    """Return what gives a function of this module anywhere."""
-    return ast.parse(f"__import__({__name__!r}, None, None, [{name!r}]).{name}", mode="eval").body
 
 
 def _assigned_array(target: ast.expr) -> ast.expr | None:

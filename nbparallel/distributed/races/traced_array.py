@@ -291,11 +291,10 @@ def _seen_array(array: TracedArray) -> AnyArray:
     return plain(array)
 
 
-def _seen_slice(index: slice) -> slice:
-    return slice(seen(index.start), seen(index.stop), seen(index.step))
-
-
-_SEEN: Replacements = {TracedArray: _seen_array, slice: _seen_slice}
+_SEEN: Replacements = {
+    TracedArray: _seen_array,
+    slice: lambda x: slice(seen(x.start), seen(x.stop), seen(x.step)),
+}
 _PLAIN: Replacements = {TracedArray: plain}
 
 

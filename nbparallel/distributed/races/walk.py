@@ -115,7 +115,7 @@ class VectorClocks:
         self._nothing = (0,) * len(events)
         self._published: dict[Key, tuple[int, ...]] = {}
         self._joined: dict[tuple[Key, ...], tuple[int, ...]] = {}
-        self._expected = _published_keys(events)
+        self._expected = {event.key for own in events for event in own if isinstance(event, Publish)}
         self._before_turn = _previous_releases(events, self._expected)
         self._waiting: defaultdict[Key, list[int]] = defaultdict(list)
         self._ready: list[int] = []
@@ -163,10 +163,6 @@ class VectorClocks:
         if len(keys) > 1:  # a collective: its members acquire the same keys
             self._joined[keys] = joined
         return joined
-
-
-def _published_keys(events: Sequence[Events]) -> set[Key]:
-    return {event.key for own in events for event in own if isinstance(event, Publish)}
 
 
 def _previous_releases(events: Sequence[Events], published: set[Key]) -> Mapping[Key, Key]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.call_site import CallSite, operation_runs
 from nbparallel.distributed.runtime.failures import describe, first_failure, repeat_until_done, without_frames
 from nbparallel.distributed.runtime.peer_memory import PeerMemory
@@ -522,8 +521,7 @@ class RankContext:
         kind, origin, text = describe(error, self.rank, self.call_site, in_operation=True)
         self.view.write_failure(self.rank, kind, cell.number, origin, text)
         self.words[self.writing] = 0
-        if fault_injection.ARMED:
-            fault_injection.hit("leave", self.rank)
+        # fault: leave
         self.waiter.fence()  # this rank's failure is written before peers' words are read: see `may_write`
         self.waiter.ring()
         if self.exposed:

@@ -38,7 +38,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import ControlView, Operation
 from nbparallel.wire.control_layout import BELL, PARKED
@@ -261,8 +260,7 @@ class Waiter:
         """
         begin = time.monotonic_ns()
         try:
-            if fault_injection.ARMED:
-                fault_injection.hit("waiting", self._rank)
+            # fault: waiting
             while not satisfied():
                 check()
                 self._sleep(satisfied, peer)

@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.runtime.waiting import WaitRecord
@@ -104,8 +103,7 @@ class SlotProtocol:
             self.wait_for_readers(number)
         self._context.open = self.number = number
         self.generation = generation = number % GENERATIONS
-        if fault_injection.ARMED:
-            fault_injection.hit("enter", self._context.rank)
+        # fault: enter
         return generation
 
     def exchange_inline(
@@ -133,9 +131,8 @@ class SlotProtocol:
             self.wait_for_readers(number)
         context.open = self.number = number
         self.generation = generation = number % GENERATIONS
-        if armed := fault_injection.ARMED:
-            fault_injection.hit("enter", context.rank)
-            fault_injection.hit("half_payload", context.rank)
+        # fault: enter
+        # fault: half_payload
         views[self.index][...] = x
         slot = self._mine[generation]
         mine = fingerprint.word
@@ -148,13 +145,11 @@ class SlotProtocol:
         words[slot + LINE] = line
         if self._written[generation] is not fingerprint:
             self._describe(generation, slot, fingerprint)
-        if armed:
-            fault_injection.hit("wrote_header", context.rank)
+        # fault: wrote_header
         self.arrivals = arrivals = self.arrivals + 1
         waiter = self._waiter
         waiter.announce(words, self._arrive, arrivals)
-        if armed:
-            fault_injection.hit("wrote_flag", context.rank)
+        # fault: wrote_flag
         same = True
         for rank, arrive, slot in self._peers[generation]:
             if words[arrive] < arrivals and not waiter.spin(words, arrive, arrivals):
@@ -177,12 +172,10 @@ class SlotProtocol:
             words[slot + STOP] = span.stop
         if self._written[generation] is not fingerprint:
             self._describe(generation, slot, fingerprint)
-        if armed := fault_injection.ARMED:
-            fault_injection.hit("wrote_header", self._context.rank)
+        # fault: wrote_header
         self.arrivals = arrivals = self.arrivals + 1
         self._waiter.announce(words, self._arrive, arrivals)
-        if armed:
-            fault_injection.hit("wrote_flag", self._context.rank)
+        # fault: wrote_flag
         return mine
 
     def arrive_and_wait(self, bits: int = 0, span: SharedSpan | None = None) -> bool:
@@ -229,8 +222,7 @@ class SlotProtocol:
         if wake:
             self.announce_done()
         context.open = 0
-        if fault_injection.ARMED:
-            fault_injection.hit("leave", context.rank)
+        # fault: leave
 
     # -- comparing ---------------------------------------------------------------------------------------
 
@@ -287,10 +279,8 @@ class SlotProtocol:
     def put(self, data: bytes | memoryview) -> None:
         """Write the payload of this rank's slot; it must fit."""
         nbytes, start = len(data), self.payload_start(self.index)
-        if fault_injection.ARMED:
-            half = nbytes // 2
-            self._octets[start : start + half] = data[:half]
-            fault_injection.hit("half_payload", self._context.rank)
+        # fault: self._octets[start : start + nbytes // 2] = data[: nbytes // 2]
+        # fault: half_payload
         self._octets[start : start + nbytes] = data
         self._words[self._mine[self.generation] + NBYTES] = nbytes
 

@@ -31,8 +31,7 @@ from nbparallel.multiprocessing.household.lifeline import (
 from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import IntroducedRow, LedgerRow, read_report
-from nbparallel.wire.parcels import CloseMailbox, Open, Post, Take
-from nbparallel.wire.segments import segment_id
+from nbparallel.wire.segments import CloseMailbox, Open, Post, Take, segment_id
 
 if TYPE_CHECKING:
     from nbparallel.multiprocessing.household.lifeline import ParentSentinel
@@ -198,12 +197,6 @@ class HouseholdReport:
     """Its process id."""
 
 
-def _new_folder() -> str:
-    """Make multiprocessing's temporary folder of this process, for sockets; empty: there is one already."""
-    # a child inherits its parent's, which is not its own to remove
-    return "" if current_process()._config.get("tempdir") else get_temp_dir()  # type: ignore[attr-defined]
-
-
 class RootSupervisor:
     """A household's supervisor and the root's connection to it."""
 
@@ -212,7 +205,9 @@ class RootSupervisor:
         from nbparallel.sharing import current_store
 
         store = current_store()
-        self._launch = SupervisorLaunch("spawn", folder=_new_folder(), semaphores=name_semaphores())
+        # for sockets; a child inherits its parent's, which is not its own to remove
+        folder = "" if current_process()._config.get("tempdir") else get_temp_dir()  # type: ignore[attr-defined]
+        self._launch = SupervisorLaunch("spawn", folder=folder, semaphores=name_semaphores())
         self._number = 0
         try:
             broker = SegmentClient(self._launch.segments, client=0)

@@ -32,7 +32,13 @@ from multiprocessing import pool
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nbparallel.errors import UnpicklableError
+from nbparallel.errors import (
+    ForkedRankError,
+    InvalidHandleError,
+    NbParallelError,
+    RemoteError,
+    UnpicklableError,
+)
 
 if TYPE_CHECKING:
     from nbparallel.transfer.pickle_format import Pickled
@@ -58,7 +64,6 @@ def reduce_raised(carrier: Any) -> tuple[Any, ...]:
 
 def rebuild_raised(rebuild: Any, data: bytes | None, name: str, last: str, text: str) -> Any:
     """Rebuild an exception with its traceback; one that has not arrived is a `RemoteError`."""
-    from nbparallel.errors import RemoteError
     from nbparallel.errors.questions import ask
     from nbparallel.transfer.pickling import load_error
 
@@ -134,7 +139,6 @@ _carried = threading.local()
 
 def join_household() -> Any | None:
     """Return this process's membership, which begins now if need be; None where it cannot have one."""
-    from nbparallel.errors import ForkedRankError
     from nbparallel.multiprocessing import household  # importing this package is cheap
 
     try:
@@ -178,7 +182,6 @@ def note_carried(mailbox: int) -> None:
 
 def introduce_guest(*, daemon: bool) -> Any | None:
     """Return what a process that is about to be started is given; None where this one takes no part."""
-    from nbparallel.errors import ForkedRankError
     from nbparallel.multiprocessing import household
 
     try:
@@ -312,7 +315,6 @@ def pack(obj: Any, mailbox: int = 0, copies: ArgumentCache | None = None, *, tas
 
 def why_unsendable(part: Any, name: str, *, task: bool = False) -> Exception | None:
     """Return what sending an object would raise, with `name` as its name; None if it can be sent."""
-    from nbparallel.errors import NbParallelError
     from nbparallel.transfer.pickling import serialise
 
     try:
@@ -389,8 +391,6 @@ def open_parcel(parcel: int, data: bytes) -> Any:
         return open_message(data, None)
     member = current_membership()
     if member is None:
-        from nbparallel.errors import InvalidHandleError
-
         raise InvalidHandleError(
             "a shared array came to a process that takes no part in sharing: start it with "
             "nbparallel.multiprocessing's Process or Pool instead of multiprocessing's or os.fork"

@@ -6,7 +6,7 @@
                        InterruptWord.interrupt                       every task before this number is to stop
                          SIGINT to each worker, and once more         `REPEAT_AFTER`
     worker           TaskInterrupts._on_signal                       such a task runs: KeyboardInterrupt
-                     InterruptibleTask                               its result is a CancelledError
+                     TaskInterrupts.guard                            its result is a CancelledError
 
 A front end signals the whole process group, a program perhaps one process: hence the number in shared
 memory, without which a worker ignores the signal.  So none hits a later task, and a worker that waits stays
@@ -97,13 +97,25 @@ class TaskInterrupts:
             self.raised = True
             raise KeyboardInterrupt
 
-    def guard(self, task: int, function: Callable[..., Any]) -> InterruptibleTask:
-        """Return what calls `function` as a task."""
-        return InterruptibleTask(self, task, function)
+    def guard(self, task: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls `function` as a task that an interrupt stops: it raises `CancelledError` then."""
 
-    def is_late(self, task: int) -> bool:
-        """Return whether a task that has not begun is to stop."""
-        return self._word.covers(task)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                self.arm(task)
+                if self._word.covers(task):
+                    raise CancelledError(INTERRUPTED)
+                return function(*args, **kwargs)
+            except BaseException as error:
+                if self.raised and isinstance(error, KeyboardInterrupt):
+                    raise CancelledError(INTERRUPTED) from None
+                if (shown := describable(error)) is error:
+                    raise
+            finally:
+                self.disarm()
+            raise shown  # here: the error would be its context, and be asked when that is shown
+
+        return call
 
 
 def describable(error: BaseException) -> BaseException:
@@ -119,38 +131,6 @@ def describable(error: BaseException) -> BaseException:
         return RemoteError(f"{name}: {text}\n\n{frames}", ename=name, evalue=text)
 
     return ask(shown, plain)
-
-
-class InterruptibleTask:
-    """Calls a function as a task that an interrupt stops."""
-
-    __slots__ = ("_function", "_interrupts", "_task")
-
-    def __init__(self, interrupts: TaskInterrupts, task: int, function: Callable[..., Any]) -> None:
-        self._interrupts, self._task, self._function = interrupts, task, function
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it.
-
-        Raises
-        ------
-        CancelledError
-            It was interrupted.
-        """
-        interrupts = self._interrupts
-        try:
-            interrupts.arm(self._task)
-            if interrupts.is_late(self._task):
-                raise CancelledError(INTERRUPTED)
-            return self._function(*args, **kwargs)
-        except BaseException as error:
-            if interrupts.raised and isinstance(error, KeyboardInterrupt):
-                raise CancelledError(INTERRUPTED) from None
-            if (shown := describable(error)) is error:
-                raise
-        finally:
-            interrupts.disarm()
-        raise shown  # here: the error would be its context, and be asked when that is shown
 
 
 class WorkerGiven(NamedTuple):

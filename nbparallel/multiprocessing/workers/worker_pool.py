@@ -451,7 +451,7 @@ class TaskCall:
         items: int = 1,
     ) -> None:
         self.pool: CallPool | None = pool
-        self._cache, self._done, self.name = pool._cache, done, name or _a_call  # type: ignore[attr-defined]
+        self._cache, self._done, self.name = pool._cache, done, name or (lambda: "a call")  # type: ignore[attr-defined]
         self._job, self.items = next(library.job_counter), items  # type: ignore[attr-defined]
         self._cache[self._job] = self
 
@@ -563,10 +563,6 @@ def _end_idle(cache: Any, workers: list[Any], handler: Any, notifier: Any) -> No
     for one in (handler, *workers):
         if one is not threading.current_thread():
             one.join(max(0.0, end - time.monotonic()))
-
-
-def _a_call() -> str:
-    return "a call"
 
 
 def _drop(*_: object) -> None:

@@ -17,6 +17,7 @@ Some facts about memfd (memfd_create(2), fcntl(2) "File Sealing", shmem.c):
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import sys
@@ -99,14 +100,10 @@ def _memfd(name: str) -> int:
 
 
 def _seal(fd: int) -> None:
-    import fcntl
-
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def _check(fd: int, nbytes: int) -> None:
-    import fcntl
-
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise InvalidHandleError("a segment's descriptor is no memory of this user")
@@ -142,18 +139,7 @@ class FileDescriptorStrategy(MemfdStrategy):
 class FileRegionStrategy(MemfdStrategy):
     """Large sealed memfds that hold arrays of up to half their size."""
 
-    def __init__(self, region_nbytes: int = REGION_NBYTES, guard: MemoryGuard | None = None) -> None:
-        super().__init__(guard)
-        self._region_nbytes = region_nbytes
-
     # docstrings inherited
 
     name = "file_region"
-
-    @property
-    def packs_below(self) -> int:
-        return self._region_nbytes // 2
-
-    @property
-    def region_nbytes(self) -> int:
-        return self._region_nbytes
+    packs_below = REGION_NBYTES // 2

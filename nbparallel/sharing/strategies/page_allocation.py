@@ -25,8 +25,15 @@ from nbparallel.errors import (
     SharedMemoryFullError,
     StrategyUnavailableError,
 )
-from nbparallel.sharing.memory import pages
-from nbparallel.sharing.memory.mapping import Access, Content, Mapping, map_file, parts_of
+from nbparallel.sharing.memory.mapping import (
+    Access,
+    Content,
+    Mapping,
+    advise,
+    map_file,
+    parts_of,
+    reserve_huge,
+)
 from nbparallel.sharing.memory.memory_limits import DELETE_ARRAYS, MemoryGuard, descriptor_error, full_error
 from nbparallel.sharing.strategies.owned_names import process_names
 from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
@@ -104,7 +111,7 @@ def whole_pages(nbytes: int) -> int:
 
 def fill(fd: int, size: int, content: Content | None) -> None:
     """Give an empty file its size and content, every page of it reserved."""
-    huge = pages.reserve_huge(fd, size)
+    huge = reserve_huge(fd, size)
     if content is None:
         if not huge:
             reserve(fd, size)
@@ -141,7 +148,7 @@ def map_whole(fd: int, nbytes: int, access: Access) -> Mapping:
         memory, address = map_file(fd, nbytes, flags, prot)
     except OSError as error:
         raise explained(error, nbytes) from error
-    pages.advise(memory, fd)
+    advise(memory, fd)
     return Mapping(memory, access, address)
 
 

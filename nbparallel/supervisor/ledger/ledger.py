@@ -45,9 +45,9 @@ from nbparallel.supervisor.ledger.actions import (
 )
 from nbparallel.supervisor.ledger.memories import MemoryTable
 from nbparallel.supervisor.ledger.parcels import ParcelTable, holder_of
-from nbparallel.wire.parcels import CloseMailbox, Open, ParcelMessage, Post, Take
 from nbparallel.wire.segments import (
     AllowWrite,
+    CloseMailbox,
     Drop,
     Fetch,
     Forget,
@@ -57,10 +57,14 @@ from nbparallel.wire.segments import (
     Intend,
     Lost,
     LostReason,
+    Open,
+    ParcelMessage,
+    Post,
     Register,
     Release,
     Removed,
     SegmentMessage,
+    Take,
     Unmap,
     creator_of,
 )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nbparallel.wire.parcels import Post
+from nbparallel.wire.segments import Post
 
 
 def holder_of(parcel: int) -> int:

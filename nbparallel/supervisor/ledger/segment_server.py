@@ -25,14 +25,15 @@ from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire import locked_names
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import LedgerRow
-from nbparallel.wire.parcels import PARCEL_MESSAGES, Post
 from nbparallel.wire.segments import (
     CLIENT_SHIFT,
     MESSAGES,
+    PARCEL_MESSAGES,
     Fetched,
     FramePayload,
     Lost,
     LostReason,
+    Post,
     Register,
     Release,
     creator_of,

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.runtime import fault_injection, peer_memory
+from nbparallel.distributed.runtime import peer_memory
 from nbparallel.errors import NbParallelError, PeerFailedError
+from tests.harness import fault_injection
 from tests.harness.ranks import RankOutcome, Running, context_of
 
 POINTS = [p for p in fault_injection.POINTS if p != "waiting"]

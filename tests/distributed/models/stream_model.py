@@ -1,4 +1,4 @@
-"""The protocol of streams as programs for `exploration`: what `streaming`, `sender` and `ring` do to words.
+"""The protocol of streams as programs for `exploration`: what `streaming`, a sender and a ring do to words.
 
 Chunk p holds ``p + 1`` in its place; what else lies somewhere holds a number of its message.  So whatever is
 read too early, too late or from the wrong place is another number.

@@ -1,4 +1,4 @@
-"""Rings of messages (`ring`), explored in every interleaving: no byte is read but those of the record."""
+"""Rings of messages (`packing`), explored in every interleaving: no byte is read but those of the record."""
 
 from __future__ import annotations
 

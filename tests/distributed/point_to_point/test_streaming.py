@@ -12,13 +12,13 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.point_to_point import streaming
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import (
     CollectiveTimeoutError,
     DeadlockError,
     NbParallelError,
     SharedMemoryFullError,
 )
+from tests.harness import fault_injection
 from tests.harness.ranks import Running, context_of
 
 CHUNK = 16 << 10

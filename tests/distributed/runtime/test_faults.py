@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.runtime import fault_injection
 from nbparallel.errors import ForkedRankError, PeerFailedError
 from nbparallel.session.tasks.task_run import REPEAT_SECONDS
+from tests.harness import fault_injection
 from tests.harness.ranks import Running, context_of
 
 SIZES = {"8 B": 1, "64 KiB": 8192, "16 MiB": 2 << 20}

@@ -71,24 +71,23 @@ def test_f64_a_forked_child_of_the_owner_cannot_use_or_end_the_session() -> None
 
 AT_POINT = """
 import os
-from nbparallel.distributed.runtime import fault_injection
+from tests.harness import fault_injection
 children = []
 
-def hit(point, rank, *rest):
+def hit(point):
     if point == {point!r} and not children:
         children.append(os.fork())
         if not children[0]:
             {end}
 
 if rank == 0:
-    fault_injection.hit, fault_injection.ARMED = hit, True
+    fault_injection.call_at_points(hit)
 x[rank] = rank + 1
 try:
     total = all_reduce(big.copy() if rank else big + 1)
     barrier()
 finally:
     if os.getpid() != {pid}[rank]: os._exit(0)
-    fault_injection.ARMED = False
     for child in children: os.waitpid(child, 0)
 (float(total[0]), float(total[-1]), len(children))
 """

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.session.monitoring.who import compare
+from nbparallel.session.monitoring.segments import compare
 from nbparallel.sharing.store import Store
 from nbparallel.testing.strategies import wait_until
 from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo

@@ -22,8 +22,8 @@ def test_a_first_cell_imports_nothing_that_it_does_not_need() -> None:
     program = (
         "import sys; from nbparallel.session import Session; "
         "import numpy; random = ['numpy.random'] * (numpy.__version__ >= '2'); "
-        "print([name for name in (*random, 'nbparallel.session.monitoring.statistics', "
-        "'nbparallel.session.monitoring.who', 'nbparallel.session.monitoring.activity') "
+        "print([name for name in (*random, 'nbparallel.session.monitoring.segments', "
+        "'nbparallel.session.monitoring.segments', 'nbparallel.session.monitoring.activity') "
         "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nbparallel.sharing import Store
-from nbparallel.sharing.memory import pages
+from nbparallel.sharing.memory import mapping
 from tests.harness.sandboxes import missing_reason, on_small_tmpfs, run_script
 
 STRATEGIES = ["file_descriptor", "file_system", "file_region", "mmap"]
@@ -44,10 +44,10 @@ def test_no_segment_gets_into_core_files(exchange, strategy, nbytes):
 @pytest.mark.parametrize("mode", ["advise", "never"])
 def test_huge_pages_are_asked_for_where_they_are_offered(monkeypatch, mode):
     """Only for large segments, and only where somebody offers them."""
-    monkeypatch.setattr(pages, "huge_mode", lambda device: mode)
+    monkeypatch.setattr(mapping, "huge_mode", lambda device: mode)
     store = Store()
-    large = store.share(np.ones(pages.HUGE_NBYTES, "u1"), strategy="file_descriptor")
-    small = store.zeros(pages.HUGE_NBYTES // 2, "u1", strategy="file_descriptor")
+    large = store.share(np.ones(mapping.HUGE_NBYTES, "u1"), strategy="file_descriptor")
+    small = store.zeros(mapping.HUGE_NBYTES // 2, "u1", strategy="file_descriptor")
     assert ("hg" in flags_at(large.ctypes.data)) == (mode == "advise")
     assert "hg" not in flags_at(small.ctypes.data)
     assert large.all()
@@ -65,7 +65,7 @@ def test_huge_pages_where_they_really_are():
     script = """
         import numpy as np
         from nbparallel.sharing import Store
-        from nbparallel.sharing.memory.pages import huge_mode
+        from nbparallel.sharing.memory.mapping import huge_mode
         import os
         print(huge_mode(os.stat("/dev/shm").st_dev))
         x = Store().share(np.ones(32 << 20, "u1"), strategy="file_system")
