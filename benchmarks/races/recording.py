@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Figure, Section
-from nbparallel.distributed.races.access_recorder import AccessRecorder, UserLines, label_function
+from nbparallel.distributed.races.access_recorder import AccessRecorder, UserLines
 from nbparallel.distributed.races.checked_cell import doors
 from nbparallel.distributed.races.traced_array import recording, trace
+from nbparallel.distributed.runtime.call_site import label_function
 
 LARGE = 16_000_000
 TURN = 200

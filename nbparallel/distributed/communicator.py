@@ -24,7 +24,7 @@ from nbparallel.distributed.runtime.call_site import CallSite
 from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.observers import Observers
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
+from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
 from nbparallel.distributed.slots.deadlock import DeadlockDetector
 from nbparallel.distributed.slots.lock_table import LockTable
 from nbparallel.distributed.slots.slot_area import world_area
@@ -62,7 +62,7 @@ class Communicator(
         This process's shared arrays.
     usable_cpus : int
         Processors that this session may use; with fewer than ranks, no rank spins.
-    liveness_check : LivenessCheck, optional
+    liveness_check : SupervisorLiveness, optional
         Called in every slice of a wait; needed if ranks do not end with their supervisor.
     place : WorldPlace, optional
         Which ranks are on this machine; by default all.
@@ -83,7 +83,7 @@ class Communicator(
         *,
         epoch: int,
         usable_cpus: int,
-        liveness_check: LivenessCheck | None = None,
+        liveness_check: SupervisorLiveness | None = None,
         place: WorldPlace | None = None,
     ) -> None:
         self._view = control if isinstance(control, ControlView) else ControlView(control)

@@ -17,9 +17,9 @@ import signal
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from nbparallel.wire.control import IMPORT_SECONDS
+from nbparallel.wire.control import IMPORT_SECONDS, ControlView
 
 IMPORT_SYSTEM = "<frozen importlib._bootstrap"
 """How the file names of its frames begin."""
@@ -31,25 +31,12 @@ ALARM_SECONDS = 0.5
 _handler_of: Callable[[int], Any] = getattr(signal, "_signal", signal).getsignal
 
 
-class InterruptWords(Protocol):
-    """The rank's words in the control segment."""
-
-    def read_interrupt(self, rank: int) -> tuple[int, int]:
-        """Return (task number, sequence) as the kernel wrote them."""
-
-    def write_importing(self, rank: int, task: int) -> None:
-        """Report to the kernel that an import goes on first."""
-
-    def write_ended(self, rank: int, task: int) -> None:
-        """Report to the kernel that the task's code has ended."""
-
-
 class Interrupts:
     """Decides whether a SIGINT is for the task that runs."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._words: InterruptWords | None = None
+        self._words: ControlView | None = None
         self._tasks: list[int] = []
         """The task that runs; empty: none."""
         self._used = 0
@@ -63,7 +50,7 @@ class Interrupts:
         """Take over SIGINT; a cell may replace the handler for itself, the next one has ours again."""
         signal.signal(signal.SIGINT, self._on_signal)
 
-    def use(self, words: InterruptWords | None) -> None:
+    def use(self, words: ControlView | None) -> None:
         """Read the words of a new epoch."""
         self._words = words
 

@@ -189,6 +189,10 @@ class DefaultContext(_Factory, library.DefaultContext):
         library._default_context.set_start_method(method, force=True)
         self._actual_context = actual
 
+    def get_all_start_methods(self) -> list[str]:
+        """Return the start methods of this system, the library's usual one first."""
+        return super().get_all_start_methods()
+
     def get_start_method(self, allow_none: bool = False) -> Any:
         """Return the start method that is used; with `allow_none` None if that is not decided."""
         if self._actual_context is None and allow_none:

@@ -35,7 +35,7 @@ _HOMES = {
     "RemoteValue": "results",
     "Script": "command_line",
     "Session": "session",
-    "SessionNames": "monitoring.who",
+    "SessionNames": "monitoring.segments",
     "SessionStatistics": "monitoring.statistics",
     "SharedSegment": "monitoring.segments",
     "examine": "diagnostics.doctor",

@@ -22,11 +22,9 @@ class SegmentBroker(Protocol):
     @property
     def client(self) -> int:
         """Client number of this process in the session."""
-        ...
 
     def send(self, message: FramePayload, fd: int | None = None) -> None:
         """Send a message of `wire.segments`, with a descriptor that the caller keeps; waits for no answer."""
-        ...
 
     def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
         """Hold a segment and return a descriptor of it, which the caller closes.
@@ -42,8 +40,6 @@ class SegmentBroker(Protocol):
         FileDescriptorLimitError
             The supervisor or this process has no descriptor left.
         """
-        ...
 
     def notices(self) -> Sequence[Notice]:
         """Return the notices that have come in since the last call, without waiting."""
-        ...

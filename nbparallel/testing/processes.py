@@ -18,6 +18,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbparallel.supervisor.children import environment
+from nbparallel.wire.identity import process_state
+
 MARK = "NBP_TEST_RUN"
 """Environment variable that names the test run which a process belongs to."""
 SESSION = "NBP_SESSION"
@@ -62,35 +65,24 @@ def pids() -> frozenset[int]:
 
 def read(pid: int) -> ProcessRecord | None:
     """Return what ``/proc`` says of `pid`, None if it is gone or not ours to read."""
-    folder = Path(f"/proc/{pid}")
+    state, folder = process_state(pid), Path(f"/proc/{pid}")
     try:
-        name, _, rest = (folder / "stat").read_text(errors="replace").rpartition(")")
+        name = (folder / "comm").read_text(errors="replace").strip()
         command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except (OSError, ValueError):
-        return None
-    try:
-        environment = (folder / "environ").read_bytes().split(b"\0")
     except OSError:
-        environment = []
-    fields = rest.split()
-    if not fields:
         return None
+    if state is None:
+        return None
+    variables = dict(os.fsdecode(entry).partition("=")[::2] for entry in environment(pid))
     return ProcessRecord(
         pid=pid,
-        parent=int(fields[1]),
-        state=fields[0],
-        started=int(fields[19]),
-        command=command or f"[{name.partition('(')[2]}]",
-        session=_variable(environment, SESSION),
-        mark=_variable(environment, MARK),
+        parent=state.parent,
+        state=state.letter,
+        started=state.started,
+        command=command or f"[{name}]",
+        session=variables.get(SESSION, ""),
+        mark=variables.get(MARK, ""),
     )
-
-
-def _variable(environment: list[bytes], name: str) -> str:
-    start = f"{name}=".encode()
-    values = [entry[len(start) :] for entry in environment if entry.startswith(start)]
-    # the first one counts, as for getenv(3)
-    return values[0].decode(errors="replace") if values else ""
 
 
 def family(

@@ -13,11 +13,10 @@ promises beyond them.
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,41 +27,7 @@ from nbparallel.errors import InvalidHandleError, SharedMemoryFullError
 from nbparallel.sharing import Access, SegmentSource, Strategy, current_store
 from nbparallel.sharing.strategies import registry
 from nbparallel.testing.arrays import checksum
-
-# Waits for a condition, with a bound: of tests, and of the programs and cells that they run.
-
-WAIT_SECONDS = 15.0
-"""How long a test waits for what happens soon on any machine."""
-POLL_SECONDS = 0.002
-"""Between two evaluations of a condition; arbitrary."""
-_T = TypeVar("_T")
-
-
-def wait_until(condition: Callable[[], _T], what: object = None, *, seconds: float = WAIT_SECONDS) -> _T:
-    """Evaluate `condition` until it holds, and return what it returned.
-
-    Parameters
-    ----------
-    condition : callable
-        Holds when it returns something true.
-    what : object, optional
-        Shown by the error; a callable is called for that.
-    seconds : float
-        The bound.
-
-    Raises
-    ------
-    AssertionError
-        It does not hold in time.
-    """
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        if time.monotonic() > deadline:
-            shown = what() if callable(what) else what
-            raise AssertionError(f"not within {seconds:g} s" + ("" if shown is None else f": {shown}"))
-        time.sleep(POLL_SECONDS)
-    return found
-
+from nbparallel.testing.waiting import wait_until
 
 _DTYPES = ["?", "i1", ">u2", "f4", "<f8", "c16", "S3", "U2", "M8[ns]", [("a", "i2"), ("b", "f8", 2)]]
 _REPETITIONS = 30

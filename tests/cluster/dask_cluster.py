@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 WORKER_SECONDS = 60.0
 NAMES = {"c": "slurm-0/1"}

@@ -16,7 +16,7 @@ import nbparallel as nbp
 from nbparallel.errors import NbParallelError, ParallelError
 from nbparallel.session.tasks.cell_queue import PendingCell
 from nbparallel.testing.processes import read
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.clusters import Loopback
 
 pytestmark = [pytest.mark.slow, pytest.mark.time_limit(300)]

@@ -17,7 +17,7 @@ from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.cluster.node_session import NodeArrays
 from nbparallel.errors import HostLostError, SharedMemoryFullError, UnknownNameError
 from nbparallel.sharing import current_store
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.clusters import Loopback
 
 pytestmark = [

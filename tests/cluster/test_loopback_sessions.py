@@ -13,7 +13,7 @@ import nbparallel as nbp
 from nbparallel.cluster import node
 from nbparallel.errors import HostBoundaryError, ParallelError
 from nbparallel.testing.processes import read
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 from tests.harness.clusters import session_messages
 

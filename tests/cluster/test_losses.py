@@ -15,7 +15,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.cluster.node import Node
 from nbparallel.errors import HostLostError, ParallelError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 from tests.harness.clusters import Loopback, session_messages
 

@@ -19,7 +19,7 @@ from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.sharing import current_store
 from nbparallel.sharing.lifecycle import memory_pool
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 KEEP_SECONDS = 0.2
 """Memory that is kept for reuse goes back after this, so that it is not taken for growth."""

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from nbparallel.testing import processes
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.kernel import Kernel
 from tests.magics.cells import text, with_ranks
 

@@ -11,7 +11,7 @@ import pytest
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.session.results import DrawnValues
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.transfer import variable_info
 from nbparallel_widgets.draw import DrawnView
 from nbparallel_widgets.draw_text import NEW, SEVERAL, NumberOrigins, rows, value_text

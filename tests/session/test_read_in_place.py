@@ -194,7 +194,7 @@ move()
 move()
 if rank == 2:
     from tests.harness.ranks import context_of
-    from nbparallel.testing.strategies import wait_until
+    from nbparallel.testing.waiting import wait_until
     peers = context_of(dist.current()).peers
     def late(*arguments):
         wait_until(lambda: peers.has_failed(1))

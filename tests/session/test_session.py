@@ -14,7 +14,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, RankExitError
 from nbparallel.session import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.sharing import current_store
 from nbparallel.testing.processes import patience, read
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.ranks import rank_pool
 from tests.multiprocessing.programs import run_program
 from tests.session.names.memory.mapped_memory import mapped

@@ -14,7 +14,7 @@ import pytest
 
 from nbparallel.supervisor import sweep as sweeps
 from nbparallel.supervisor.sweep import Liveness, StaleName, look, removal_text, sweep
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire import locked_names
 from tests.harness import sandboxes
 from tests.supervisor.leftovers import NOBODY, leave, left_in

@@ -13,7 +13,7 @@ import pytest
 from nbparallel.errors import NO_RANKS
 from nbparallel.session.monitoring.activity import SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel_widgets import panel as panels
 from nbparallel_widgets.panel import Panel
 from tests.widgets.activities import DONE, SEGMENTS, STRAGGLER

@@ -8,12 +8,13 @@ one of 8 bytes for each row.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from nbparallel.distributed.races.access_log import Box, Elements
+from nbparallel.sharing.tensors import array_at
 
 Offsets = npt.NDArray[np.int64]
 Run = tuple[int, int]
@@ -167,23 +168,9 @@ def _of_elements(some: Offsets, run: int, other: ByteSet, start: int, stop: int)
     return Overlap(max(start, int(hit[0])), min(stop, int(hit[-1]) + run), True, hit, run)
 
 
-class _Dummy:
-    """Stands for memory of which only the address counts."""
-
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
-
-
 def _dummy(box: ByteSet) -> npt.NDArray[np.uint8]:
     """Return an array with the shape of a box, at an address where there need not be memory."""
     if box.dummy is None:
         lengths, strides = zip((box.run, 1), *box.dims, strict=True)
-        box.dummy = np.asarray(
-            _Dummy(
-                {
-                    "version": 3, "typestr": "|u1", "data": (_BASE + box.start, True),
-                    "shape": lengths, "strides": strides,
-                }
-            )
-        )  # fmt: skip
+        box.dummy = array_at(None, _BASE + box.start, lengths, strides=strides, writable=False)
     return box.dummy

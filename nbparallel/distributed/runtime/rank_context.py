@@ -12,7 +12,7 @@ from nbparallel.distributed.runtime.call_site import CallSite, operation_runs
 from nbparallel.distributed.runtime.failures import describe, first_failure, repeat_until_done, without_frames
 from nbparallel.distributed.runtime.peer_memory import PeerMemory
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
-from nbparallel.distributed.runtime.supervisor_liveness import LivenessCheck
+from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
 from nbparallel.distributed.runtime.waiting import Waiter, WaitRecord
 from nbparallel.errors import (
     CollectiveTimeoutError,
@@ -54,7 +54,7 @@ class Peers:
         All ranks but this one.
     memory : PeerMemory
         Their private memory, as far as this rank can read it.
-    liveness_check : LivenessCheck or None
+    liveness_check : SupervisorLiveness or None
         Whether death records are still written; None: ranks exit with the supervisor that writes them.
     """
 
@@ -65,7 +65,7 @@ class Peers:
         self._failed, self._died, self._left = map(self._of_all, (FAILED, DEATH, LEFT))
         self.ranks = tuple(r for r in range(view.world_size) if r != rank)
         self.memory = PeerMemory(view, rank)
-        self.liveness_check: LivenessCheck | None = None
+        self.liveness_check: SupervisorLiveness | None = None
 
     def _of_all(self, line: int) -> memoryview:
         """Return the first word of that line of every rank, in rank order."""

@@ -8,21 +8,10 @@ from __future__ import annotations
 
 import os
 import select
-from typing import Protocol
 
 from nbparallel.errors import NbParallelError, SupervisorDiedError
 from nbparallel.wire.identity import Process, process_state
 from nbparallel.wire.system import ready
-
-
-class LivenessCheck(Protocol):
-    """A check of whether death records are still written."""
-
-    def lost(self) -> NbParallelError | None:
-        """Return the error that ends every wait if they are not; None: they are."""
-
-    def vanished(self, rank: int) -> bool:
-        """Return whether a rank has exited, of which no record will be written."""
 
 
 class SupervisorLiveness:
@@ -34,7 +23,7 @@ class SupervisorLiveness:
         self._poll.register(pidfd, select.POLLIN)
 
     def lost(self) -> NbParallelError | None:
-        """Return an error if it has ended."""
+        """Return the error that ends every wait if it has ended: no death records are written any more."""
         if not ready(self._poll, 0):
             return None
         return SupervisorDiedError(
@@ -43,7 +32,7 @@ class SupervisorLiveness:
         )
 
     def vanished(self, rank: int) -> bool:
-        """Return whether a rank's process has ended, if the supervisor has."""
+        """Return whether a rank has ended, if the supervisor has, which writes no record of that any more."""
         if not ready(self._poll, 0):
             return False
         process = self._members[rank]

@@ -201,7 +201,7 @@ class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
         return 0 if self.ahead is None else self.ahead()
 
     def __setitem__(self, job: int, result: Any) -> None:
-        if not self:
+        if not self.keys():
             self.pipes.progress = ItemProgress(self)
         self.pipes.progress.expected += getattr(result, "items", 0)
         result.__class__ = INTERRUPTIBLE.get(type(result), type(result))
@@ -213,7 +213,7 @@ class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
 
     def __delitem__(self, job: int) -> None:
         self.pop(job, None)
-        if not self:
+        if not self.keys():
             self.pipes.progress.ended_ns = time.monotonic_ns()
         if not self.keys() and self.handler._state != library.RUN:
             self.notifier.put(None)

@@ -17,7 +17,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.testing.processes import family
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
 
 FAULTS = [

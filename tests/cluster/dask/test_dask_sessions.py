@@ -16,7 +16,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import HostLostError, ParallelError
 from nbparallel.testing.processes import read
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
 from tests.harness.clusters import session_messages
 

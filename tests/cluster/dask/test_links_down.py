@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nbparallel.testing.processes import read
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask.cluster_faults import EXCHANGE, all_below
 from tests.cluster.dask.conftest import MISSING
 from tests.cluster.dask.host_networks import KERNEL, NetworkedDask

@@ -12,7 +12,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import NbParallelError
 from nbparallel.testing.processes import read
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask.cluster_faults import EXCHANGE, all_below, error_of, perform, strike
 from tests.cluster.dask_cluster import DaskProcesses
 from tests.cluster.sink import Sink

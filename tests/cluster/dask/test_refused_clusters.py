@@ -14,7 +14,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import HostLostError, ParallelError, StartError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.dask_cluster import DaskProcesses
 from tests.harness.clusters import session_messages
 

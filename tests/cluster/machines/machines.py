@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 _BOOT = """

@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.machines.machines import Network
 
 PROGRAMS = ("slurmctld", "slurmd", "squeue", "munged", "setpriv", "unshare")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.cluster.machines.notebooks import SlurmNotebook, slurm_cluster
 from tests.cluster.machines.slurm_nodes import MEMORY_CGROUPS, NODES, SlurmNodes
 from tests.harness.turns import Promised

@@ -15,7 +15,7 @@ from nbparallel.cluster import host_dispatch, host_session
 from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.session.diagnostics.doctor import Severity, examine
 from nbparallel.session.monitoring.timeline import Timeline, chrome_trace
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel_widgets.panel_view import PanelView
 from nbparallel_widgets.timeline_view import TimelineView
 from tests.cluster.host_conformance import meeting

@@ -15,7 +15,7 @@ from nbparallel.errors import (
     CollectiveTimeoutError,
     StaleWorkError,
 )
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.ranks import context_of, parts_of
 
 

@@ -17,7 +17,7 @@ from nbparallel.errors import (
     DeadlockError,
     PeerFailedError,
 )
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.distributed.bootstrap.started import Launcher
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbparallel.testing import processes
 from nbparallel.testing.processes import ProcessRecord
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 SECONDS = 300.0
 """A generous bound for scripts that end within a second: the machine may be busy with something else."""

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from nbparallel.testing import processes
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.distributed.bootstrap.started import PREAMBLE, Launcher, Script, end_supervisor
 
 pytestmark = [pytest.mark.time_limit(400), pytest.mark.fault("rendezvous")]

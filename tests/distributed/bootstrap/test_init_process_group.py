@@ -12,7 +12,7 @@ import pytest
 
 from nbparallel.distributed.bootstrap import process_group
 from nbparallel.distributed.bootstrap.process_group import InitMethod
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.distributed.bootstrap.started import Launcher
 
 pytestmark = pytest.mark.time_limit(400)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.supervisor.external.listener import SOCKET
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.distributed.bootstrap.started import Launcher, end_supervisor, only_supervisor
 
 pytestmark = [pytest.mark.time_limit(400), pytest.mark.fault("rendezvous")]

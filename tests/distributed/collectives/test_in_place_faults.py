@@ -12,7 +12,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.runtime import peer_memory
 from nbparallel.errors import CollectiveTimeoutError, NbParallelError, PeerFailedError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.ranks import context_of, parts_of
 
 pytestmark = pytest.mark.usefixtures("small_steps")

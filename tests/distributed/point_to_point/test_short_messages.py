@@ -10,7 +10,7 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.errors import CollectiveMismatchError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.ranks import parts_of
 
 

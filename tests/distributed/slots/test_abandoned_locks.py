@@ -14,7 +14,7 @@ import pytest
 import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import PeerFailedError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import Operation, State
 from nbparallel.wire.control_layout import DEATH, FAILED
 from tests.distributed.slots.lock_states import numbers, waits

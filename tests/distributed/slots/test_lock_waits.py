@@ -10,7 +10,7 @@ import pytest
 import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import CollectiveTimeoutError, DeadlockError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control import Operation
 from tests.distributed.slots.lock_states import waits
 from tests.harness.ranks import context_of

@@ -12,7 +12,7 @@ import pytest
 import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import ForkedRankError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.control_layout import LOCKS
 from tests.distributed.slots.lock_states import numbers, waits
 from tests.harness.ranks import context_of

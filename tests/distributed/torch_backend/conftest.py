@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import nbparallel as nbp
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 ENTRY_POINT = "[torch.backends]\nnbparallel = nbparallel.torch_backend.registration:register\n"
 

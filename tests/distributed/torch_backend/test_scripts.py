@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 TRAIN = """\
 import datetime, os, time

@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.docs.notebooks.lesson_rules import tags
 from tests.docs.notebooks.wrong_answers import WRONG
 from tests.harness.kernel.kernel_fixtures import old_ipykernel

@@ -11,7 +11,7 @@ import pytest
 from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError, StartError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.session.tasks.task_run import GRACE_SECONDS
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.faults.deaths.test_reclaim import has_ended
 from tests.harness.turns import Promised
 

@@ -25,7 +25,7 @@ DRIVER = (
     f"VICTIM = {VICTIM!r}"
     + """
 import json, os, signal, subprocess, sys
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 PLACES = ("/dev/shm", "/var/tmp")
 
 def names():

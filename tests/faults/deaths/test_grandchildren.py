@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.faults.deaths.test_reclaim import has_ended
 from tests.harness.turns import Promised
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from nbparallel.testing.processes import ProcessRecord, family
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.turns import Promised
 
 OWNER = """

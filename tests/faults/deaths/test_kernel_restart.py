@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.testing.processes import ProcessRecord
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.kernel import Kernel
 from tests.harness.kernel.kernel_fixtures import old_ipykernel
 from tests.harness.turns import Promised

@@ -19,7 +19,7 @@ import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
 from nbparallel.supervisor.sweep import Liveness, sweep
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.identity import process_state
 from tests.harness.stores import names_of
 from tests.harness.turns import Promised

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 SIGNALS = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGQUIT, signal.SIGUSR1),
@@ -46,7 +46,7 @@ THIEF = """
 import os, signal, sys, threading, time
 from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError
 from nbparallel.session import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 def steal():
     while True:

@@ -12,7 +12,7 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.session.tasks import task_run
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.turns import Promised
 
 

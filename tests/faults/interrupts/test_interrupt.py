@@ -12,7 +12,7 @@ import pytest
 
 from nbparallel.errors import CellTimeoutError
 from nbparallel.session import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.turns import Promised
 
 

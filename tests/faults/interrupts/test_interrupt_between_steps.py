@@ -20,7 +20,7 @@ from nbparallel.session import session as sessions
 from nbparallel.session.processes import elastic_pool, supervisor_client
 from nbparallel.session.tasks import cell_queue
 from nbparallel.testing.processes import family
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.faults.interrupts.instruction_signals import InstructionSignals
 
 MODULES = (contextlib, elastic_pool, interrupts, cell_queue, supervisor_client, sessions)

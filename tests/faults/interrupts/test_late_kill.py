@@ -12,7 +12,7 @@ from nbparallel.session import Session
 from nbparallel.session.processes.supervisor_client import SupervisorClient
 from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.task_run import InterruptEscalation
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.ranks import rank_pool
 
 STUBBORN = """

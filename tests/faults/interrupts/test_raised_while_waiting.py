@@ -17,7 +17,7 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.turns import Promised
 
 ENDLESS = "import time\nopen(started, 'w').close()\nwhile True: time.sleep(0.01); print('late')"

@@ -17,7 +17,7 @@ import os, resource, sys, time
 import numpy as np
 import nbparallel as nbp
 from nbparallel.errors import FileDescriptorLimitError, ParallelError, SharedMemoryFullError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))

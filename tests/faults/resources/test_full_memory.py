@@ -15,7 +15,7 @@ import os, subprocess, sys, time
 import numpy as np
 import nbparallel as nbp
 from nbparallel.errors import NbParallelError, SharedMemoryFullError
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 def free():
     place = os.statvfs(FOLDER)
@@ -262,7 +262,7 @@ def test_what_the_notebook_drops_while_ranks_run_is_free_for_them(tmp_path: Path
         path = {str(tmp_path / "go")!r}
         nbp.set_sharing_strategy("file_system")
         with nbp.Session(1) as session:
-            session.run("from nbparallel.testing.strategies import wait_until")
+            session.run("from nbparallel.testing.waiting import wait_until")
             cell = (
                 f"import os; wait_until(lambda: os.path.exists({{path!r}}))\\n"
                 "nbp.zeros(8 << 20, dtype='u1').nbytes"
@@ -283,7 +283,7 @@ def test_what_other_ranks_keep_for_reuse_is_free_for_a_rank() -> None:
     """In a nearly full container a rank gets the room that idle ranks have kept for their next arrays."""
     script = """
         import nbparallel as nbp
-        from nbparallel.testing.strategies import wait_until
+        from nbparallel.testing.waiting import wait_until
         with nbp.Session(3) as session:
             session.run("if rank: y = nbp.ones(40 << 20, dtype='u1')")
             session.run("y = None")

@@ -15,7 +15,7 @@ from nbparallel.channel import channel as channels
 from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError
 from nbparallel.session import Session
 from nbparallel.supervisor.clients import Outbox, take
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.system import ready
 from tests.harness.ranks import rank_pool

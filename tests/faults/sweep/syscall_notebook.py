@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from nbparallel.testing import processes
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.sandboxes import missing_reason, on_small_tmpfs
 from tests.harness.watchdog import dump_and_kill
 

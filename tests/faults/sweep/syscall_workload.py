@@ -21,7 +21,7 @@ import numpy as np
 import nbparallel as nbp
 from nbparallel.errors import NbParallelError, ParallelError
 from nbparallel.sharing import current_store
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 SHARE = """
 import numpy as np, nbparallel as nbp

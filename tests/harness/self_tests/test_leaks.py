@@ -158,7 +158,7 @@ import os, subprocess, sys, time
 from pathlib import Path
 import pytest
 from nbparallel.testing import leaks, processes
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 leaks.GRACE_SECONDS, processes.MOST_PATIENCE = 0.1, 1.0
 NAME, HERE = Path(NAME_PATH), Path(__file__).parent

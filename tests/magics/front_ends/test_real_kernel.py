@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.kernel import CellOutcome, Kernel
 
 pytestmark = pytest.mark.time_limit(90)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbparallel import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.output import cell_output
 from nbparallel_magics.output.cell_output import CellOutput
 from tests.magics.output.page import Page

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.layout import LINES_OF_A_RANK
 from tests.harness.kernel import CellOutcome, Kernel

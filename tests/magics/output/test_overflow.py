@@ -14,7 +14,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import nbparallel_magics
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.output import overflow
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.overflow import LogFolder

@@ -11,7 +11,7 @@ import nbparallel as nbp
 from nbparallel.errors.text.table import Table
 from nbparallel.session import Session
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, WAITING
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.views.status import status_table
 
 CELL = """\

@@ -8,7 +8,7 @@ import sys
 
 from nbparallel.multiprocessing import household
 from nbparallel.testing import processes
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 
 class Child:

@@ -7,7 +7,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.multiprocessing import household
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.multiprocessing.household.family import Child, await_held, held, is_gone
 from tests.multiprocessing.programs import run_program
 
@@ -90,7 +90,7 @@ def test_the_parent_is_killed_between_the_fork_and_the_announcement(root, daemon
 
 LOOK = """
         from nbparallel.multiprocessing import household
-        from nbparallel.testing.strategies import wait_until
+        from nbparallel.testing.waiting import wait_until
 
         def descriptors(pid="self"):
             found, folder = [], f"/proc/{pid}/fd"

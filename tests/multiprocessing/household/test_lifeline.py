@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nbparallel.multiprocessing import household
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.multiprocessing.household.family import Child, is_gone
 
 FAMILY = """

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import nbparallel as nbp
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.multiprocessing.household.family import is_gone
 
 RANK = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nbparallel.session import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.ranks import rank_pool
 
 PROGRAM = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 ROOT = """
 import os, signal, sys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.kernel import Kernel
 from tests.multiprocessing.household.family import is_gone
 

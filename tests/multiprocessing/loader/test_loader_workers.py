@@ -15,7 +15,7 @@ DATASET = """
 import random
 from nbparallel.multiprocessing import household
 from nbparallel.sharing import current_store
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 class Data:
     def __init__(self, n=24, bad=None, act=None):

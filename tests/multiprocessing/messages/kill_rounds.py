@@ -37,7 +37,7 @@ from nbparallel.multiprocessing.household import root_supervisor
 from nbparallel.multiprocessing.messages import parcels
 from nbparallel.sharing import current_store
 from nbparallel.testing.leaks import LeakCheck
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.faults.interrupts.instruction_signals import InstructionSignals
 from tests.harness.stores import names_of
 from tests.multiprocessing.household.family import await_held

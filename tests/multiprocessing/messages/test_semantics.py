@@ -356,7 +356,7 @@ def test_messages_that_no_process_can_read_are_dropped(tmp_path: Path) -> None:
     run_program(
         """
         from nbparallel.multiprocessing import household
-        from nbparallel.testing.strategies import wait_until
+        from nbparallel.testing.waiting import wait_until
 
         def held():
             report = household.report()  # None while its process starts, on a busy machine

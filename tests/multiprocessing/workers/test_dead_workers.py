@@ -12,7 +12,7 @@ pytestmark = pytest.mark.matrix(cover=(), size=1)
 
 POOL = """
 from tests.harness.ranks import worker_states
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -257,7 +257,7 @@ def test_one_that_nothing_holds_any_more(tmp_path: Path, method: str) -> None:
     """Its calls end, also when the program ends before, then its workers; a forked child has its own."""
     printed = run_program(
         """
-        from nbparallel.testing.strategies import wait_until
+        from nbparallel.testing.waiting import wait_until
 
         def late():
             time.sleep(0.5)
@@ -329,7 +329,7 @@ def test_one_copy_for_the_tasks_of_a_call(tmp_path: Path, method: str) -> None:
         """
         import threading
         from functools import partial
-        from nbparallel.testing.strategies import wait_until
+        from nbparallel.testing.waiting import wait_until
 
         x, gate, sent = np.ones(1 << 20), nbp.zeros(1), threading.Event()
 

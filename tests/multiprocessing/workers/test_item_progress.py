@@ -12,7 +12,7 @@ from tests.multiprocessing.programs import run_program
 HEAD = """
 import re, threading
 from functools import partial
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel_magics.views.panel import now
 from nbparallel_widgets.panel_view import PanelView
 

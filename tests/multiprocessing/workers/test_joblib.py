@@ -262,7 +262,7 @@ def test_a_fork_server_that_is_killed(tmp_path: Path) -> None:
 
 FORKED = """
 import multiprocessing, joblib, warnings
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 mp.register_joblib()
 shared = nbp.ones(8)  # a supervisor is there before the fork

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import nbparallel.multiprocessing as mp
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.kernel import Kernel
 from tests.multiprocessing.household.family import is_gone
 from tests.multiprocessing.programs import HEAD, run_program

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.kernel import Kernel
 from tests.multiprocessing.programs import run_program
 

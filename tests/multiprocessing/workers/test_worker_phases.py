@@ -100,7 +100,7 @@ def test_a_pool_inside_a_pool(tmp_path: Path, method: str) -> None:
     """A worker that has a pool is killed: its workers end with it, the task fails, and the next one works."""
     run_program(
         """
-        from nbparallel.testing.strategies import wait_until
+        from nbparallel.testing.waiting import wait_until
 
         def nested(kill):
             with mp.get_context("fork").Pool(2) as inner:

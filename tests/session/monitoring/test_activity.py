@@ -16,7 +16,7 @@ from nbparallel.session import Session
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.sharing import Store
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel_widgets.panel_view import PanelView
 
 SECONDS = 60.0

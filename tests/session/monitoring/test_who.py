@@ -14,7 +14,7 @@ import pytest
 from nbparallel.session import Session
 from nbparallel.session.monitoring.segments import compare
 from nbparallel.sharing.store import Store
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo
 
 

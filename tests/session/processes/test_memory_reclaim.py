@@ -8,7 +8,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.sharing import current_store
 from nbparallel.sharing.lifecycle import memory_pool
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.session.names.memory.mapped_memory import mapped
 
 KEEP = 0.3

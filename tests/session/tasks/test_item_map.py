@@ -19,7 +19,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import BusyError, FileDescriptorLimitError, ParallelError, UnpicklableError
 from nbparallel.session import Session, running_sessions
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.transfer import pickling
 
 LARGE = 100_000

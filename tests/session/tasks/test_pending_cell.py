@@ -9,7 +9,7 @@ import pytest
 
 from nbparallel.errors import BusyError, ParallelError
 from nbparallel.session import PendingCell, Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from nbparallel.errors import BusyError, ClosedError, ParallelError, StaleWorkError
 from nbparallel.session import PendingCell, Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 WAIT = "import time\nwhile not flag[0]:\n    time.sleep(0.005)\n"
 

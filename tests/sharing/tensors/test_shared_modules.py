@@ -7,7 +7,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.sharing import Store, current_store
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.sharing.tensors.optional import needs_torch, torch, torchs_threads
 
 pytestmark = [needs_torch, torchs_threads, pytest.mark.time_limit(120)]

@@ -17,7 +17,7 @@ from typing import Any, Self
 import nbformat
 
 from nbparallel.testing import processes
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 START_SECONDS = 60.0
 """A server that does not listen by then will not; starting takes about three seconds."""

@@ -9,7 +9,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
 from nbparallel.sharing import current_store
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.session.names.memory.mapped_memory import mapped
 
 COUNT = """

@@ -9,7 +9,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.sharing import current_store
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.session.names.memory import holders
 from tests.session.names.memory.holders import HOLDERS
 

@@ -9,7 +9,7 @@ import pytest
 
 from nbparallel import ParallelError, Session
 from nbparallel.session.tasks.dispatch import debug_task
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.messages import MOST_FRAME_NBYTES
 
 FAILS = """

@@ -22,7 +22,7 @@ from nbparallel.errors import (
     RemoteError,
 )
 from nbparallel.session import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 from tests.harness.ranks import rank_pool
 
 

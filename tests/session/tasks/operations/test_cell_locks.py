@@ -11,7 +11,7 @@ import pytest
 
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
-from nbparallel.testing.strategies import wait_until
+from nbparallel.testing.waiting import wait_until
 
 DIES = """
 import os, signal
