@@ -9,6 +9,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from types import FrameType
 from typing import Any, Self
 
@@ -98,8 +99,7 @@ class LineTimer:
             return
         statements, shown = {node.lineno: node for node in body}, reprlib.Repr()
         shown.maxother = shown.maxstring = 400
-        begins = [begin for _, begin in notes.statements]
-        for (line, begin), end in zip(notes.statements, [*begins[1:], ended], strict=True):
+        for (line, begin), (_, end) in pairwise((*notes.statements, (0, ended))):
             alone = not any(begin <= operation[2] < end for operation in notes.noted)
             if end - begin >= LONG_NS and alone and line in statements:
                 names = sorted(set(_assigned(statements[line])))
