@@ -137,5 +137,9 @@ def test_a_profile_advises(two: Session, fault: str, cure: str, words: str) -> N
 
 def test_what_ranks_have_alike_by_chance_is_no_repetition(two: Session) -> None:
     """Numbers with few digits, and what an operation has made the same."""
-    for cell in ("n = 1000 if time.sleep(0.1) is None else 0", "x = all_reduce(time.sleep(0.1) or 1234.5)"):
+    for cell in (
+        "n = 1000 if time.sleep(0.1) is None else 0",
+        "n = 9 ** 9999 + (time.sleep(0.1) or 0)",  # too many digits for `repr`
+        "x = all_reduce(time.sleep(0.1) or 1234.5)",
+    ):
         assert "have the same" not in str(two.run(cell, profile=True).profile)

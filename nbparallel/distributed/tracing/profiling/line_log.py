@@ -8,6 +8,7 @@ import reprlib
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from types import FrameType
@@ -103,7 +104,9 @@ class LineTimer:
             alone = not any(begin <= operation[2] < end for operation in notes.noted)
             if end - begin >= LONG_NS and alone and line in statements:
                 names = sorted(set(_assigned(statements[line])))
-                texts = [shown.repr(self._variables.get(name)) for name in names]
+                texts = [""]
+                with suppress(Exception):  # the value's own code; an int may have too many digits
+                    texts = [shown.repr(self._variables.get(name)) for name in names]
                 yield line, end - begin, ", ".join(names), "\n".join(texts)
 
     def _is_users(self, filename: str) -> bool:
