@@ -67,11 +67,6 @@ class FolderBroker:
         except FileNotFoundError:
             raise SegmentLostError(f"segment {segment} is gone") from None
 
-    def forget_all(self) -> None:
-        """Drop the descriptors of all segments."""
-        for segment in [*self._fds]:
-            self.send(Forget(segment))
-
     def notices(self) -> Sequence[Notice]:
         """Return nothing: no segment is ever idle here."""
         return ()

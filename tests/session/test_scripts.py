@@ -30,28 +30,6 @@ def test_spawn_gives_every_rank_its_number_and_the_same_memory(capfd: pytest.Cap
     assert sorted(out) == [f"[rank {r}] this is {r}" for r in range(3)]
 
 
-LEVEL = 5
-
-
-def _level() -> int:
-    return LEVEL + nbp.distributed.get_rank()
-
-
-@pytest.mark.slow
-def test_a_function_sent_between_the_ranks_of_spawn(capfd: pytest.CaptureFixture[str]) -> None:
-    """Its operations are those of the rank that calls it; what only the script defines travels with it."""
-
-    def work(rank: int) -> None:
-        def mine() -> tuple[int, int]:
-            return rank, _level()
-
-        print([function() for function in nbp.distributed.all_gather(mine)])
-
-    nbp.spawn(work, nprocs=2)
-    out = capfd.readouterr().out.splitlines()
-    assert sorted(out) == ["[rank 0] [(0, 5), (1, 5)]", "[rank 1] [(0, 6), (1, 6)]"]
-
-
 @pytest.mark.slow
 def test_spawn_raises_what_a_rank_raised() -> None:
     """The others are freed, and nothing is left."""

@@ -318,13 +318,6 @@ def test_a_rank_starts_no_session_of_its_own(four: Session) -> None:
     assert isinstance(caught.value.errors[0], RuntimeError)
 
 
-@pytest.mark.parametrize("ranks", [1, ["a"], [True], [1.0], "01"])
-def test_ranks_that_are_no_integers_are_a_type_error(four: Session, ranks: object) -> None:
-    """One sentence, whatever was passed."""
-    with pytest.raises(TypeError, match="ranks must be a sequence of integers"):
-        four.run("1", ranks=ranks)  # type: ignore[arg-type]
-
-
 def test_what_cannot_be_sent_is_named(four: Session) -> None:
     """The argument or the variable, not a path into our own tuple."""
     lock = threading.Lock()

@@ -46,7 +46,7 @@ class World:
         if what == "make":
             self.values += 1
             strategy = "file_descriptor" if number % 2 else None  # packed with others, or alone
-            size = (0, 1, 63, 64, 65, 800, 5000, 100_000)[number // 2 % 8]
+            size = (0, 1, 65, 800, 800, 800, 5000, 100_000)[number // 2 % 8]
             array = self.stores[client].empty(size, "u1", strategy=strategy, for_all=number % 3 == 0)
             assert array.ctypes.data % ALIGNMENT == 0
             array[:] = self.values % 251

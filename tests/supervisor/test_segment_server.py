@@ -91,19 +91,6 @@ def test_a_descriptor_that_was_not_kept_may_come_again():
     server.close()
 
 
-def test_what_is_unknown_waits_once(server):
-    """A question about an unknown segment waits until the others have been read, then is refused."""
-    assert fetch(server, 1) == []
-    assert server.ledger.unsettled
-    (refusal,) = server.settle(server.ledger.mark())
-    assert refusal.message == Lost(SEGMENT, LostReason.UNKNOWN)
-    assert not server.ledger.unsettled
-    assert fetch(server, 1) == []
-    (answer,) = register(server)
-    assert isinstance(answer.message, Fetched)
-    answer.close()
-
-
 @pytest.mark.parametrize(
     ("kind", "payload", "nfds"),
     [

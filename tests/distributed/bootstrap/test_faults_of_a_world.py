@@ -54,29 +54,6 @@ attempt(dist.barrier)
     (launcher.protocol / "go").unlink()
 
 
-@pytest.mark.slow
-@pytest.mark.matrix(cover=())
-@pytest.mark.parametrize("size", [1, 50_000, 2_000_000])
-def test_a_rank_that_is_killed_while_others_wait(launcher: Launcher, size: int) -> None:
-    """Those who wait in `all_reduce` are freed by the death of the one they wait for."""
-    code = f"""\
-x = nbp.ones({size})
-dist.all_reduce(x)
-if rank == 1:
-    say(ready=True)
-    time.sleep(1000)
-say(ready=True)
-attempt(dist.all_reduce, x)
-"""
-    scripts = launcher.world(3, MEET + code)
-    _victim(scripts).process.kill()
-    for script in (scripts[0], scripts[2]):
-        said = script.wait()
-        assert "rank 1 died" in said["text"]
-        assert said["kind"] == "PeerFailedError"
-    scripts[1].wait(-signal.SIGKILL)
-
-
 def test_a_rank_that_is_killed_within(launcher: Launcher) -> None:
     """A death at any moment of a loop of collectives frees the others."""
     code = """\
@@ -139,23 +116,6 @@ def test_a_rank_that_fails_or_forgets(launcher: Launcher, ending: str) -> None:
         assert said["kind"] == "CollectiveMismatchError"
         assert "rank 1" in said["text"]
     assert scripts[1].process.wait(300) == (1 if ending == "raise" else 3)
-
-
-@pytest.mark.slow
-def test_an_exit_without_any_word(launcher: Launcher) -> None:
-    """`os._exit(0)` is a death like any other, with its code."""
-    code = "if rank == 1:\n    os._exit(0)\nattempt(dist.all_reduce, 1)\n"
-    first, second = launcher.world(2, MEET + code)
-    assert "rank 1 died: its process ended" in first.wait()["text"]
-    second.wait()
-
-
-@pytest.mark.slow
-def test_a_deadlock_is_seen(launcher: Launcher) -> None:
-    """Ranks that wait for each other are freed as in a session, with their lines."""
-    first, second = launcher.world(2, MEET + "attempt(lambda: dist.recv(src=1 - rank))\n")
-    for script in (first, second):
-        assert script.wait()["kind"] == "DeadlockError"
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 from nbparallel.supervisor.external.listener import SOCKET
 from nbparallel.testing.waiting import wait_until
 from tests.distributed.bootstrap.started import Launcher, end_supervisor, only_supervisor
+from tests.faults.security.test_other_users import as_another_user
 
 pytestmark = [pytest.mark.time_limit(400), pytest.mark.fault("rendezvous")]
 
@@ -42,41 +43,6 @@ def test_a_rank_that_never_comes_is_named(launcher: Launcher) -> None:
         assert said["kind"] == "CollectiveTimeoutError"
         assert "rank 0 has waited 2 s for ranks 2, 4, which did not join" in said["text"]
         assert "nbparallel-" in said["text"]
-
-
-@pytest.mark.slow
-def test_a_rank_that_comes_twice(launcher: Launcher) -> None:
-    """Both processes of one rank are named to everybody, at once."""
-    first = launcher.start(JOIN, RANK=0, WORLD_SIZE=3)
-    wait_until(lambda: listening(launcher))
-    scripts = [first, *(launcher.start(JOIN, RANK=1, WORLD_SIZE=3) for _ in range(2))]
-    pids = [str(script.process.pid) for script in scripts[1:]]
-    for script in scripts:
-        said = script.wait()
-        assert said["kind"] == "RendezvousError"
-        assert "rank 1 joined twice" in said["text"]
-        assert all(pid in said["text"] for pid in pids)
-
-
-@pytest.mark.slow
-def test_world_sizes_that_differ(launcher: Launcher) -> None:
-    """Everybody learns who says what."""
-    scripts = [launcher.start(JOIN, RANK=rank, WORLD_SIZE=2 + rank) for rank in range(2)]
-    for script in scripts:
-        said = script.wait()
-        assert said["kind"] == "RendezvousError"
-        assert "the world sizes differ" in said["text"]
-        assert "has 2" in said["text"]
-        assert "has 3" in said["text"]
-
-
-@pytest.mark.slow
-def test_versions_that_differ(launcher: Launcher) -> None:
-    """Another version of nbparallel is told before anything is exchanged."""
-    other = "nbp.__version__ = 'other'\n" + JOIN
-    scripts = [launcher.start(JOIN, RANK=0, WORLD_SIZE=2), launcher.start(other, RANK=1, WORLD_SIZE=2)]
-    for script in scripts:
-        assert "nbparallel other" in script.wait()["text"]
 
 
 @pytest.mark.slow
@@ -189,7 +155,7 @@ def test_nonsense_at_the_door_disturbs_nobody(launcher: Launcher) -> None:
 @pytest.mark.slow
 @pytest.mark.matrix(cover=())
 @pytest.mark.parametrize("opened", [False, True])
-def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
+def test_another_user_cannot_come(launcher: Launcher, opened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is not this user cannot enter the place, or is sent away unheard if he can."""
     if os.geteuid() != 0:
         pytest.skip("only root can act as another user")
@@ -200,27 +166,18 @@ def test_another_user_cannot_come(launcher: Launcher, opened: bool) -> None:
     if opened:
         door.chmod(0o777)
         door.parent.chmod(0o755)
-    child = os.fork()
-    if not child:
-        os._exit(_connect_as_another(door.parent))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (SENT_AWAY if opened else FORBIDDEN)
+    monkeypatch.chdir(door.parent)  # past all directories above it
+    said = as_another_user(lambda: {"the door": knock})
+    assert said == {"the door": "ConnectionResetError" if opened else "PermissionError"}
     door.parent.chmod(0o700)
     second = launcher.start(JOIN, RANK=1, WORLD_SIZE=2)
     assert [first.wait()["sum"], second.wait()["sum"]] == [2, 2]
 
 
-FORBIDDEN, SENT_AWAY, HEARD = 3, 4, 5
-
-
-def _connect_as_another(place: Path) -> int:
-    try:
-        os.chdir(place)  # as root, past all directories above it
-        os.setresuid(65534, 65534, 65534)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-            sock.settimeout(30)
-            sock.connect(SOCKET)
-            return HEARD if sock.recv(100) else SENT_AWAY
-    except PermissionError:
-        return FORBIDDEN
-    except OSError:
-        return 1
+def knock() -> None:
+    """Connect, and be heard."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(30)
+        sock.connect(SOCKET)
+        if not sock.recv(100):
+            raise ConnectionResetError

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import in_place
 from nbparallel.distributed.runtime import peer_memory
 from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
@@ -118,21 +117,6 @@ def test_turned_off(ranks: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> No
         assert found[1] == 0
     else:
         assert found == [0, 0, 0]
-
-
-def test_small_arrays_are_not_read(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below the threshold nothing is read."""
-    for constant in [name for name in vars(in_place) if name.startswith("LEAST_")]:
-        monkeypatch.setattr(in_place, constant, SIZE * 4 + 1)
-
-    def work(c: Communicator) -> int:
-        seen = count_reads(c)
-        for call in calls(c).values():
-            call()
-            call()
-        return len(seen)
-
-    assert ranks(2, work) == [0, 0]
 
 
 def test_a_difference_is_found_before_anything_is_written(ranks: Any) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import random
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,37 +45,6 @@ def test_f45_names_removed_by_somebody_else(strategy: str) -> None:
         assert session.run("float(x.sum())", namespace=names).values == [float(names["x"].sum())] * 2
         assert session.run("rank").notes == ()
     assert names["x"].sum() == np.arange(50_000.0).sum()
-
-
-@pytest.mark.slow
-def test_f45_at_random_moments() -> None:
-    """A program that removes whatever it sees of ours, all the time: results stay right, nothing is left."""
-    draw, done = random.Random(45), threading.Event()
-
-    def remove() -> None:
-        while not done.is_set():
-            paths = names_of(os.getpid(), ["/dev/shm"])
-            for path in draw.sample(paths, draw.randint(0, len(paths))):
-                try:
-                    os.unlink(path)
-                except FileNotFoundError:
-                    pass
-            time.sleep(draw.random() * 0.003)
-
-    thread = threading.Thread(target=remove)
-    with Session(2) as session:
-        session.run("import numpy as np")
-        thread.start()
-        try:
-            for turn in range(15):
-                names = {"x": nbp.share(np.full(30_000, turn), strategy="file_system")}
-                source = "y = nbp.share(x + rank, strategy='file_system'); int(y[-1])"
-                assert session.run(source, namespace=names).values == [turn, turn + 1]
-        finally:
-            done.set()
-            thread.join()
-    del names
-    nbp.sharing.current_store().drain()
 
 
 @pytest.fixture

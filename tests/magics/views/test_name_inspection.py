@@ -122,17 +122,6 @@ def test_measuring_strategies(kernel: Kernel) -> None:
 
 
 @pytest.mark.slow
-def test_measuring_on_ranks_that_run(kernel: Kernel) -> None:
-    """The ranks that run are used, and stay with their variables."""
-    loaded(kernel)
-    kernel.run("%%parallel -n 2\nkept = rank")
-    before = {record.pid for record in kernel.descendants()}
-    assert kernel.run("%sharing_strategy --bench --seconds 0.5", timeout=60).status == "ok"
-    assert {record.pid for record in kernel.descendants()} == before
-    assert kernel.run("%parallel kept").stdout == "Out[rank 0]: 0\nOut[rank 1]: 1\n"
-
-
-@pytest.mark.slow
 def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
     """The stop button ends it as a KeyboardInterrupt; no segment, no name, and no rank is left."""
     loaded(kernel, prestarted=False)

@@ -33,16 +33,6 @@ def source(strategy):
     source.close()
 
 
-def test_names_are_listed():
-    """All strategies iterate as names, and what is missing has a reason."""
-    found = nbp.get_all_sharing_strategies()
-    assert "file_descriptor" in list(found)
-    assert "file_descriptor" in found
-    assert len(found) == len(list(found))
-    assert list(found) == ["file_descriptor", "file_system", "file_region", "mmap", "copy"]
-    assert nbp.get_sharing_strategy() == "file_descriptor"
-
-
 def test_unknown_names_are_errors_that_list_the_names():
     """A typo is a ValueError with the names that work; a name that does not work here says why."""
     with pytest.raises(ValueError, match=r"'file_descriptr'.*available: file_descriptor"):
