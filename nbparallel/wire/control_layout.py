@@ -36,6 +36,8 @@ RECORD_ALIGN = 8
 INTERRUPT, DEATH, LEFT, SLOT, WRITING, BELL, PARKED, TIMING, ARRIVE, DONE, ITEMS, FAILED = (
     0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12,
 )  # fmt: skip
+PLACE = 6
+"""Index in the line of items of words that say where the rank's instruction is (`peer_memory`)."""
 LOCKS = FAILED + FAILED_LINES
 LOCK_LINES = 2
 RANK_LINES = LOCKS + LOCK_LINES

@@ -273,6 +273,24 @@ def test_items() -> None:
     assert 'style="width:71.7%"' in page
     assert '<td class="nbp-share">23</td>' in page
     assert page.count('nbp-cut"/>') == 2
+    assert len(re.findall("v14", page.partition('aria-label="rank 0: ')[2].partition("nbp-cut")[0])) == 20
+
+
+def test_the_line_inside_of_a_loop() -> None:
+    """On which line of it ranks computed in most samples; and where the rank that matters is now."""
+    slow = replace(COMPUTING, line=2, last_line=5)
+    samples = [
+        replace(STRAGGLER, began_ns=5, seconds=at, ranks=ranks(WAITING, replace(slow, inside=line)))
+        for at, line in ((1.0, 4), (2.0, 3), (3.0, 0), (4.9, 4))
+    ]
+    text = repr(PanelView(samples[-1], course=course_of(*samples)))
+    assert "in lines 2-5, mostly at line 4" in text
+    even = course_of(*samples[:2])
+    assert "in lines 2-5\n" in repr(PanelView(samples[1], course=even))
+    one = replace(samples[-1], culprits=(1,), ranks=ranks(replace(WAITING, waits_for=(1,)), slow))
+    assert "line 4; 1 rank waits" in repr(
+        PanelView(replace(one, ranks=ranks(replace(WAITING, waits_for=(1,)), replace(slow, inside=4))))
+    )
 
 
 def test_columns_stand_still() -> None:

@@ -80,11 +80,10 @@ class Panel:
         self._identity = uuid.uuid4().hex
         self._sent: dict[str, dict[str, str]] = {}
         self._busy = self._changing = False
-        self._closed = False
         self._failed = False
         self._refreshing = threading.Lock()
         self._wake = threading.Event()
-        self._ended = threading.Event()
+        self._closed = threading.Event()
         self._course = Course()
         self._view = PanelView(look(), survey())
         self._thread = threading.Thread(target=self._run, name="nbparallel-panel", daemon=True)
@@ -107,18 +106,16 @@ class Panel:
     def end(self) -> None:
         """Refresh now, so that it is shown before the cell's end; then as long as ranks are busy."""
         self._busy = False
-        if not self._closed:
+        if not self._closed.is_set():
             self._refresh(at_end=True)
-        if self._changing:
-            self._wake.set()
+        self._wake.set()
 
     def close(self, *, leave: bool = True) -> None:
         """End the thread; with `leave`, the panel's last state is sent once more (idempotent)."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
+        self._closed.set()
         self._wake.set()
-        self._ended.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_SECONDS)
         if leave:
@@ -130,7 +127,7 @@ class Panel:
             try:
                 before = self._view
                 self._changing = self._renew(at_end=at_end)
-                if self._view is before and not self._closed:
+                if self._view is before and not self._closed.is_set():
                     return
                 # what a user reads stands still while a cell runs
                 outputs = self._outputs(("figures",) if self._changing and not at_end else OUTPUTS)
@@ -162,8 +159,8 @@ class Panel:
     def _outputs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         view = self._view
         made: dict[str, Callable[[], dict[str, str]]] = {
-            "figures": lambda: view.figures_bundle(live=not self._closed),
-            "folds": lambda: folds_bundle(self._identity, live=not self._closed),
+            "figures": lambda: view.figures_bundle(live=not self._closed.is_set()),
+            "folds": lambda: folds_bundle(self._identity, live=not self._closed.is_set()),
             "folded": lambda: view.folded_bundle(self._identity),
         }
         return {name: made[name]() for name in names}
@@ -172,7 +169,7 @@ class Panel:
         return f"nbparallel-panel-{self._identity}-{name}"
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             self._wake.wait()
             self._wake.clear()
             self._follow()
@@ -180,9 +177,9 @@ class Panel:
     def _follow(self) -> None:
         """Refresh as long as something may change."""
         pause = INTERVAL
-        while not self._ended.wait(pause) and (self._busy or self._changing) and not self._failed:
+        while not self._closed.wait(pause) and (self._busy or self._changing) and not self._failed:
             began = time.thread_time()
             self._refresh(at_end=False)
-            spent = min((time.thread_time() - began) / SHARE, SELDOM)
             size = len(self._sent.get("figures", {}).get("text/html", ""))
-            pause = max(INTERVAL, spent, size / BYTES_PER_SECOND)
+            spent = time.thread_time() - began
+            pause = max(INTERVAL, min(spent / SHARE, SELDOM), size / BYTES_PER_SECOND)

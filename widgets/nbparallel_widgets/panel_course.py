@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -68,6 +68,8 @@ class Course:
     """Rank -> seconds that others have waited for it."""
     slowest: tuple[float, int] = (0.0, -1)
     """Seconds of the item that took longest, as far as that was seen, and its index."""
+    lines: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How often a rank computed in a statement, by its first line, and on a line of it; 0: unknown."""
     _samples: list[tuple[float, dict[int, RankSample]]] = field(default_factory=list)
     _fixed: dict[int, tuple[list[Stretch], RankSample, int]] = field(default_factory=dict)
     """Rank -> what will not change of its stretches, up to which sample, and how many samples that are."""
@@ -90,6 +92,7 @@ class Course:
             old = before[rank.rank].waiting if rank.rank in before else 0.0
             self._assign(rank, max(0.0, rank.waiting - old), activity.culprits)
             self._time_item(rank, activity.seconds)
+            self.lines[rank.line, rank.inside] += 1
         while self._samples and activity.seconds <= self._samples[-1][0]:
             self._samples.pop()  # a cell ends when its last rank has ended it, which is noticed later
             self._fixed.clear()

@@ -155,5 +155,8 @@ def progress(activity: SessionActivity, course: Course) -> str:
         parts.append(f"about {seconds_text(max(1.0, round(last.seconds_left)))} left")
     loops = {(rank.line, rank.last_line) for rank in activity.ranks if rank.last_line > rank.line}
     if len(loops) == 1:
-        parts.append("in lines {}-{}".format(*loops.pop()))
+        parts.append("in lines {}-{}".format(*(loop := loops.pop())))
+        seen = {line: count for (first, line), count in course.lines.items() if first == loop[0] and line}
+        mostly = [line for line, count in seen.items() if count > sum(seen.values()) / 2]
+        parts[-1] += f", mostly at line {mostly[0]}" if mostly else ""
     return " · ".join(parts)

@@ -39,6 +39,8 @@ _CODE = re.compile(r"`(.+?)`")
 
 SHOWN = 64
 """Ranks in the table; of more, those that are not shown are counted below it."""
+BOXES = 60
+"""Items of a rank of which each has a box; of more, each piece of the strip."""
 MOST_LINES = 2
 """Lines about what ranks do now."""
 LETTERS_WIDE = 24
@@ -134,6 +136,7 @@ def own_text(rank: RankActivity, activity: SessionActivity, course: Course, *, m
         return f"item {rank.item}" + (f", for {seconds:.1f} s" if seconds >= 1 else "")
     if not marked or rank.state in ("idle", "finished"):
         return f"step {rank.step:,} of {rank.steps:,}" if rank.step < rank.steps else ""
+    rank = replace(rank, line=rank.inside, last_line=0) if rank.inside else rank
     return state_text(rank, activity).removeprefix(f"{rank.state}: ").removeprefix(f"{rank.state}, ")
 
 
@@ -170,12 +173,10 @@ def _own_memory(rank: RankActivity) -> str:
 
 def _hidden(activity: SessionActivity, shown: Sequence[RankActivity]) -> list[str]:
     """Return a line about ranks that have no row."""
-    if len(shown) == len(activity.ranks):
-        return []
-    hidden = set(activity.ranks) - set(shown)
+    hidden = set(activity.ranks) - set(shown) if len(shown) < len(activity.ranks) else ()
     counts = {state: sum(rank.state == state for rank in hidden) for state in _IMPORTANT}
     text = ", ".join(f"{count:,} {state}" for state, count in counts.items() if count)
-    return [f"… and {len(hidden):,} more {activity.member}s: {text}"]
+    return [f"… and {len(hidden):,} more {activity.member}s: {text}"] if hidden else []
 
 
 def _bad(activity: SessionActivity) -> bool:
@@ -295,7 +296,12 @@ def _row(
 def _strip(rank: RankActivity, activity: SessionActivity, course: Course, end: float, wrong: bool) -> str:
     stretches = course.stretches(rank.rank)
     times = ", ".join(f"{kind} {_percent(share)}" for kind, share in _shares(rank).items())
-    cuts = "".join(f"M{WIDTH * s.end / end:.1f} 0v{HEIGHT}" for s in stretches if s.items)
+    ends = (
+        s.begin + (s.end - s.begin) * (i + 1) / s.items
+        for s in stretches
+        for i in range(0 if rank.items <= BOXES else s.items - 1, s.items)
+    )
+    cuts = "".join(f"M{WIDTH * x / end:.1f} 0v{HEIGHT}" for x in ends)
     marks = f'<path d="{cuts}" class="nbp-cut"/>' if cuts else ""
     if wrong and end:
         x = min(WIDTH * spent(rank) / end, WIDTH - 8)

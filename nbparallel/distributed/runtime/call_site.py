@@ -81,10 +81,12 @@ class CallSite:
         What messages call that file; empty for the cell that runs.
     """
 
-    __slots__ = ("_latest", "_lines_of", "filename", "label")
+    __slots__ = ("_latest", "_lines_of", "entered", "filename", "label")
 
     def __init__(self, filename: str = "", label: str = "") -> None:
         self.filename, self.label = filename, label
+        self.entered: Callable[[FrameType], object] = id
+        """Called with a frame whose code is another than that of the call before."""
         self._latest: tuple[CodeType | None, dict[int, int]] = (None, {})
         self._lines_of: dict[int, tuple[CodeType, dict[int, int]]] = {}
 
@@ -100,6 +102,7 @@ class CallSite:
                 if known[0] is not code:
                     # by identity: two functions may be equal, and to find that out is slow
                     known = self._latest = self._lines_of.setdefault(id(code), (code, {}))
+                    self.entered(frame)
                 lines, offset = known[1], frame.f_lasti
                 line = lines.get(offset)
                 if line is None:

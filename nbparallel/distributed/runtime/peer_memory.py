@@ -14,19 +14,22 @@ from __future__ import annotations
 import ctypes
 import enum
 import errno
+import functools
 import os
 import secrets
 import select
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
+from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.wire.control import ControlView
-from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
+from nbparallel.wire.control_layout import ITEMS, PLACE, READ_IN_PLACE_OFF
 from nbparallel.wire.system import read_text, ready
 
 # Reading another process's memory in one copy: process_vm_readv(2).
@@ -290,3 +293,52 @@ class PeerMemory:
         while self.pidfds:
             os.close(self.pidfds.popitem()[1])
         self._poll = None
+
+
+# Where a rank is inside a statement of several lines, for the notebook's panel; it costs the rank nothing.
+#
+# CPython writes the address of the instruction that a frame executes to a word of the frame, each time.  A
+# rank publishes once where that word is, and the notebook's process reads it when it looks.  A thread of the
+# rank would see only lines that release the interpreter's lock, and the handler of a signal the line after.
+
+_INNER, _INSTRUCTION = 24, 56
+"""Bytes from a frame object to the address of its inner frame, and from that to the word."""
+_KNOWN = sys.version_info < (3, 15) and object.__basicsize__ == 16
+"""Whether that is so here; without a global lock, or with references traced, objects begin otherwise."""
+
+
+def publish_place(view: ControlView, rank: int, cell: int, frame: FrameType) -> None:
+    """Publish where the frame of a statement of several lines keeps its instruction; not of a function."""
+    code, w, word_at = frame.f_code, view.word(rank, ITEMS) + PLACE, ctypes.c_uint64.from_address
+    if not _KNOWN or code.co_flags & CO_OPTIMIZED or os.environ.get(OFF) == "0":
+        return
+    place = word_at(id(frame) + _INNER).value + _INSTRUCTION
+    begin = word_at(place).value - frame.f_lasti
+    is_known = view.words[w] == cell and view.words[w + 3] == begin
+    lines = [] if is_known else [line for *_, line in code.co_lines() if line]
+    if lines and max(lines) > lines[0]:
+        table = ctypes.cast(code.co_linetable, ctypes.c_void_p).value or 0
+        words = 0, lines[0], place, begin, table, len(code.co_linetable), code.co_firstlineno
+        for i, word in enumerate(words):
+            view.words[w + i] = word
+        view.words[w] = cell  # last: it makes them valid
+
+
+def line_inside(view: ControlView, pid: int, rank: int) -> int:
+    """Return on which line a rank is of the statement that it says it executes; 0: unknown."""
+    was, w = view.read_slot(rank), view.word(rank, ITEMS) + PLACE
+    cell, statement, place, begin, *table = view.words[w : w + 7].tolist()
+    if (cell, statement) != (was.cell, was.line):
+        return 0
+    lines, word = _lines(pid, cell, *table), np.zeros(1, np.uint64)
+    offset = -1 if read_memory(pid, place, word) else int(word[0]) - begin
+    found, now = [line for start, end, line in lines if start <= offset < end], view.read_slot(rank)
+    # if another statement has begun, the word may be another frame's
+    return found[0] or 0 if found and now.cell == cell and was.line <= now.line <= was.last_line else 0
+
+
+@functools.lru_cache(64)
+def _lines(pid: int, _cell: int, address: int, nbytes: int, first: int) -> list[tuple[int, int, int | None]]:
+    table, code = np.zeros(nbytes, np.uint8), publish_place.__code__
+    failed = read_memory(pid, address, table)
+    return [] if failed else [*code.replace(co_linetable=table.tobytes(), co_firstlineno=first).co_lines()]

@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nbparallel.distributed.runtime.call_site import CallSite, operation_runs
 from nbparallel.distributed.runtime.failures import describe, first_failure, repeat_until_done, without_frames
-from nbparallel.distributed.runtime.peer_memory import PeerMemory
+from nbparallel.distributed.runtime.peer_memory import PeerMemory, publish_place
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
 from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
 from nbparallel.distributed.runtime.waiting import Waiter, WaitRecord
@@ -282,6 +283,7 @@ class RankContext:
         self.cell = CellState(cell, filename, tuple(participants), peers, go_on, time.monotonic_ns())
         self.whole = self.plain = len(participants) == self.world_size
         self.call_site = CallSite(filename)
+        self.call_site.entered = partial(publish_place, self.view, self.rank, cell)
         self.former_wait_ns = self._cells_wait_ns = self.waiter.wait_ns
         self.words[self.timing + 1 : self.timing + TIMING_WORDS] = _NO_TIMING
         self.words[self.timing + TIMING_CELL] = cell

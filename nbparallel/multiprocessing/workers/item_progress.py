@@ -36,20 +36,10 @@ class ItemProgress:
         self.began_ns, self.ended_ns = time.monotonic_ns(), 0
         self.sent = self.expected = 0
         """Items: how many workers have got, or will get next; how many calls have announced."""
-        self._done: defaultdict[int, int] = defaultdict(int)
-        self._busy_ns: defaultdict[int, int] = defaultdict(int)
+        self.done: defaultdict[int, int] = defaultdict(int)
+        self.busy_ns: defaultdict[int, int] = defaultdict(int)
         """By the worker's place, whichever process was there."""
         BEGUN[:] = [weakref.ref(self)]
-
-    def send(self, items: int) -> int:
-        """Return the number of the first of so many items."""
-        self.sent += items
-        return self.sent - items
-
-    def count(self, place: int, items: int, busy_ns: int) -> None:
-        """Note that a worker has done so many items."""
-        self._done[place] += items
-        self._busy_ns[place] += busy_ns
 
     @property
     def total(self) -> int | None:
@@ -65,7 +55,7 @@ class ItemProgress:
 
         cache, running, until = self._cache(), not self.ended_ns, self.ended_ns or time.monotonic_ns()
         seconds, total = (until - self.began_ns) / 1e9, self.total
-        found = dict.fromkeys(list(self._done), (0, -1, until))
+        found = dict.fromkeys(list(self.done), (0, -1, until))
         found |= {} if cache is None else cache.pipes.at_work()
         workers = []
         for place, (pid, item, since_ns) in sorted(found.items()):
@@ -80,12 +70,12 @@ class ItemProgress:
                     line=0,
                     waits_for=(),
                     seconds=seconds,
-                    computing=(self._busy_ns[place] + (until - since_ns) * computing) / 1e9,
+                    computing=(self.busy_ns[place] + (until - since_ns) * computing) / 1e9,
                     waiting=0.0,
                     operations=0,
                     finished=0.0 if running else seconds,
                     private_nbytes=0 if memory is None else memory.private_nbytes,
-                    items=self._done[place],
+                    items=self.done[place],
                     item=item if computing else -1,
                 )
             )

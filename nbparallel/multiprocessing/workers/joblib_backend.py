@@ -166,9 +166,8 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
 
     def _ahead(self) -> int | None:
         """Return how many tasks joblib has not sent; it has no length of a generator before its end."""
-        if (whole := getattr(self.parallel, "n_tasks", None)) is not None:
-            return int(whole) - int(self.parallel.n_dispatched_tasks)
-        return 0 if self.parallel._original_iterator is None else None
+        whole, sent = getattr(self.parallel, "n_tasks", None), self.parallel.n_dispatched_tasks
+        return 0 if self.parallel._original_iterator is None else None if whole is None else whole - sent
 
     def retrieve_result_callback(self, out: tuple[bool, Any]) -> Any:
         """Return the results of a batch, or raise what a task raised."""

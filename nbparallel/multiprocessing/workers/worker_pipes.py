@@ -289,8 +289,8 @@ class WorkerPipes:
         _send(worker.end, data)  # of any size: so not under the lock, and not in the result thread
 
     def _message(self, task: Any, data: memoryview, parcel: int) -> _Message:
-        items = items_of(*task[2:4])
-        return _Message(task[:2], data, parcel, self.progress.send(items), items)
+        self.progress.sent += (items := items_of(*task[2:4]))
+        return _Message(task[:2], data, parcel, self.progress.sent - items, items)
 
     def send_now(self, task: Any) -> bool:
         """Send or prepare a small task that needs nothing of ours in the caller's thread, or return False."""
@@ -383,7 +383,8 @@ class WorkerPipes:
             return False
         answered, worker.is_ready = worker.message, True
         if answered is not None and answered.task[0] not in self._lost:
-            self.progress.count(worker.place, answered.items, time.monotonic_ns() - worker.since_ns)
+            self.progress.done[worker.place] += answered.items
+            self.progress.busy_ns[worker.place] += time.monotonic_ns() - worker.since_ns
         self._release(worker)
         if answered is not None:
             self.add_result(answered.task, _outcome(message))

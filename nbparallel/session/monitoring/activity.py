@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nbparallel import sharing
+from nbparallel.distributed.runtime.peer_memory import line_inside
 from nbparallel.session.monitoring.segments import (
     SharedTotals,
     memory_extent,
@@ -206,6 +207,8 @@ class RankActivity:
     """How long that is; 0: it shows none."""
     seconds_left: float = 0.0
     """Until the bar's end, if it goes on as it went."""
+    inside: int = 0
+    """The line on which it computes, of a statement of several that communicates; 0 unknown."""
 
 
 RankStatistics = RankActivity
@@ -363,10 +366,12 @@ class _ActivitySnapshot:
             return _starting(rank, handle.pid)
         state, operation, line, since, times = "idle", "", 0, self.now, _NO_TIMES
         waits_for: tuple[int, ...] = ()
-        last_line = 0
+        last_line = inside = 0
         try:
             if handle.death is None:
                 state, operation, line, since, waits_for, last_line = self._state(handle)
+                if last_line > line and self.control is not None:
+                    inside = line_inside(self.control, handle.pid, rank)
             times = self._times(handle)
         except ValueError:  # a new epoch has just begun, and this view was closed
             pass
@@ -391,6 +396,7 @@ class _ActivitySnapshot:
             private_nbytes=memory.private_nbytes,
             mapped_nbytes=memory.mapped_nbytes,
             last_line=last_line,
+            inside=inside,
             rss_nbytes=memory.resident_nbytes,
             threads=memory.threads,
             task=handle.task,

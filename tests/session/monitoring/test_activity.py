@@ -271,3 +271,37 @@ def test_what_happens_before_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
             go.set()
         thread.join(SECONDS)
         session.stop()
+
+
+LOOP = """\
+import os, time
+x = rank
+for step in range(100_000):
+    until = time.perf_counter() + 0.01 * rank
+    while time.perf_counter() < until: pass
+    if all_reduce(int(os.path.exists(PATH))): break
+"""
+
+
+@pytest.mark.slow
+def test_the_line_inside_of_a_loop(tmp_path: Any) -> None:
+    """Of a rank that computes in a loop with operations, the line is what it executes at this moment."""
+    path, lines = tmp_path / "end", list[int]()
+    with Session(2) as session:
+        session.push(PATH=str(path))
+        cell = threading.Thread(target=session.run, args=(LOOP,))
+        cell.start()
+        try:
+
+            def enough() -> bool:
+                rank = session.activity().ranks[1]
+                lines.extend([rank.inside] * (rank.state == "computing" and rank.last_line == 6))
+                return len(lines) >= 100
+
+            wait_until(enough)
+        finally:
+            path.touch()
+            cell.join()
+        assert session.activity().ranks[1].inside == 0
+    assert set(lines) <= {0, 3, 4, 5, 6}
+    assert lines.count(5) > 80

@@ -119,14 +119,14 @@ def test_what_is_open_stays_open(notebook: NotebookPage, running: tuple[LabCell,
 
 
 def test_it_is_live(notebook: NotebookPage, running: tuple[LabCell, LabCell]) -> None:
-    """What it says of the time is never more than 0.3 s old (and what the browser takes)."""
+    """What it says of the time is at most a second old, also where a look takes long (and the browser)."""
     panel, cell = running
     texts = []
-    until = time.monotonic() + 3
+    until = time.monotonic() + 4
     while time.monotonic() < until:
         texts.append(panel.output.locator("caption").first.inner_text())
         time.sleep(0.05)
-    assert len(set(texts)) >= 8, texts
+    assert len(set(texts)) >= 4, texts
     _release(notebook)
     cell.wait()
 
