@@ -265,10 +265,10 @@ def test_items() -> None:
     """A map shows how many are done, by which rank, which item each has, the slowest, and the time left."""
     first = replace(MAP, began_ns=5, seconds=1.0, ranks=ranks(replace(BUSY, items=3, item=35), BUSY))
     idle = replace(MAP, began_ns=5, seconds=0.5, ranks=ranks(BUSY, replace(FINISHED, items=3, item=2)))
-    course = course_of(idle, first, replace(MAP, began_ns=5))
+    course = course_of(idle, first, replace(first, seconds=4.1), replace(MAP, began_ns=5))
     view = PanelView(replace(MAP, began_ns=5), course=course)
     text, page = repr(view), view._repr_html_()
-    assert "about 2 s left · the slowest took 3.9 s: item 35" in text
+    assert "about 2 s left · the slowest took 3.5 s: item 35" in text
     assert "item 44" in text
     assert 'style="width:71.7%"' in page
     assert '<td class="nbp-share">23</td>' in page

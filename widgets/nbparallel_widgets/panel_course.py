@@ -75,8 +75,8 @@ class Course:
     """Rank -> what will not change of its stretches, up to which sample, and how many samples that are."""
     _unassigned: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Rank -> seconds that it waited for ranks that were not seen yet."""
-    _items: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Rank -> the item that it has, and when that was first seen."""
+    _items: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+    """Rank -> the item that it has, and when that was seen first and last."""
     _spacing: float = 0.0
     _sentence: tuple[str, float] = ("", 0.0)
 
@@ -119,11 +119,13 @@ class Course:
                 self.awaited[root] += seconds / len(roots)
 
     def _time_item(self, rank: RankActivity, now: float) -> None:
-        item, since = self._items.pop(rank.rank, (-1, now))
-        if item >= 0:  # the item before, or still
-            self.slowest = max(self.slowest, (min(now, rank.finished or now) - since, item))
+        item, since, last = self._items.pop(rank.rank, (-1, now, now))
+        same = rank.item == item and rank.state == "computing"
+        if item >= 0:  # the item before, which ended since the last look; or still
+            ended = now if same else (last + min(now, rank.finished or now)) / 2
+            self.slowest = max(self.slowest, (ended - since, item))
         if rank.item >= 0 and rank.state == "computing":
-            self._items[rank.rank] = rank.item, since if rank.item == item else now
+            self._items[rank.rank] = rank.item, since if same else now, now
 
     def item_seconds(self, rank: int, now: float) -> float:
         """Return for how long a rank has had its item."""
