@@ -317,7 +317,7 @@ def publish_place(view: ControlView, rank: int, cell: int, frame: FrameType) -> 
     is_known = view.words[w] == cell and view.words[w + 3] == begin
     lines = [] if is_known else [line for *_, line in code.co_lines() if line]
     if lines and max(lines) > lines[0]:
-        table = ctypes.cast(code.co_linetable, ctypes.c_void_p).value or 0
+        table = ctypes.cast(ctypes.c_char_p(code.co_linetable), ctypes.c_void_p).value or 0
         words = 0, lines[0], place, begin, table, len(code.co_linetable), code.co_firstlineno
         for i, word in enumerate(words):
             view.words[w + i] = word
