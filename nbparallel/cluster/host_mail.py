@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from nbparallel.cluster.host_messages import STAMP, FailureNotice, HostClock
 from nbparallel.cluster.host_place import LINK, HostPlace
-from nbparallel.cluster.rank_mail import POKE, fetched_word
+from nbparallel.cluster.rank_mail import POKE
 from nbparallel.distributed.runtime.waiting import Waiter
 from nbparallel.errors import ProtocolError, SegmentLostError, label_of_rank, rank_list
 from nbparallel.wire.control import ControlView, FailureKind, order_stores
@@ -350,16 +350,15 @@ class HostMail:
     def _take_piece(self, nbytes: int) -> None:
         head = memoryview(bytearray(_PAIR.size))
         self._fill(head)
-        pair = source, rank, number = _PAIR.unpack(head)
+        pair = source, rank, _ = _PAIR.unpack(head)
         memory, at = self._coming[pair]
         end = at + nbytes - _PAIR.size
         self._fill(memory.data[at:end])
-        if end < memory.size:
+        if end < memory.size - 1:
             self._coming[pair] = memory, end
             return
         del self._coming[pair]
-        word, words = fetched_word(self._view.layout, source, rank), self._view.words
-        self._proxies[source].announce_to(rank, words, word, number)
+        self._proxies[source].announce_to(rank, memory.data, -1, 1)  # the byte behind it
 
     # -- the end -------------------------------------------------------------------------------------------
 

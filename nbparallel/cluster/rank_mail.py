@@ -47,8 +47,9 @@ class RankMail:
     def __init__(self, context: RankContext) -> None:
         self._context = context
         self._socket: socket.socket | None = None
-        self._asked: dict[int, int] = {}
-        """Source -> number of the last content that was asked for."""
+        self._asked = 0
+        self._coming: dict[tuple[int, int], AnyArray] = {}
+        """By source and message, contents that were asked for; behind each a byte: whether it has come."""
 
     def open(self, fd: int) -> None:
         """Use a socket, which stays the caller's, until `close`."""
@@ -56,14 +57,10 @@ class RankMail:
 
     def close(self) -> None:
         """Close it (idempotent)."""
+        self._coming.clear()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether messages cross hosts now."""
-        return self._socket is not None
 
     def announce_to(self, reader: int, words: memoryview, word: int, value: int) -> None:
         """Write one of this rank's words, and have the node look; as `Waiter.announce_to`."""
@@ -75,49 +72,48 @@ class RankMail:
             with contextlib.suppress(OSError):  # it has a poke already that it has not read; or it ends
                 self._socket.send(POKE, socket.MSG_DONTWAIT)
 
-    def fetch(self, message: Envelope, deadline_ns: int | None) -> AnyArray:
-        """Return the content of a message, as bytes in shared memory, when it has come from its host.
+    def fetch(self, message: Envelope, deadline_ns: int | None) -> None:
+        """Wait until the content of a message has come from its host; after an error it still comes."""
+        waiter, source, key = self._context.waiter, message.source, (message.source, message.number)
+        if (memory := self._coming.get(key)) is None:
+            memory = self._coming[key] = self._ask(message)
+        waiter.until(lambda: bool(memory[-1]), source, check=lambda: self._check(source, deadline_ns))
+        waiter.fence()  # the content after the byte that announced it
 
-        After a time-out it can be fetched again.
-        """
+    def take(self, message: Envelope) -> AnyArray:
+        """Return a content that has come, as bytes in shared memory."""
+        return self._coming.pop((message.source, message.number))[:-1]
+
+    def _ask(self, message: Envelope) -> AnyArray:
+        """Have the content of a message sent; return the memory into which it comes."""
         context, there = self._context, decode_handle(message.body)
         if self._socket is None:
             raise InternalError("the content of a message is on another host, and no cell on all ranks runs")
-        memory = context.store.empty(math.prod(there.shape) * rebuild_dtype(there.dtype).itemsize, np.uint8)
+        memory = context.store.empty(
+            math.prod(there.shape) * rebuild_dtype(there.dtype).itemsize + 1, np.uint8
+        )
+        memory[-1] = 0
         here = context.store.handle(memory, writable=True)
-        if here is None:
-            raise InternalError("the store's own array is not shared")
-        source, rank, words = message.source, context.rank, context.words
-        word = fetched_word(context.view.layout, source, rank)
-        # one that was left before its content had come still counts: what comes of it is not this one's
-        number = self._asked[source] = max(words[word], self._asked.get(source, 0)) + 1
-        question = pickle.dumps((source, rank, number, bytes(message.body), encode_handle(here)))
+        assert here is not None, "the store's own arrays are shared"
+        self._asked += 1
+        question = pickle.dumps(
+            (message.source, context.rank, self._asked, bytes(message.body), encode_handle(here))
+        )
         try:
             self._socket.send(question)
         except OSError as error:
             raise HostLostError("the node of this host, which carries messages, is gone") from error
-        context.waiter.until(
-            lambda: words[word] >= number, source, check=lambda: self._check(source, deadline_ns)
-        )
         return memory
 
     def _check(self, source: int, deadline_ns: int | None) -> None:
+        self._context.check_peers([source] if self._context.cell.go_on else None)
+        if (lost := self._context.peers.lost()) is not None:
+            raise self._context.mark_failed(lost)
         if deadline_ns is not None and time.monotonic_ns() >= deadline_ns:
             raise CollectiveTimeoutError(
                 f"recv: timed out while a message of rank {source} was coming from its host; "
                 "another `recv` still receives it"
             )
-        self._context.check_peers([source] if self._context.cell.go_on else None)
-        if (lost := self._context.peers.lost()) is not None:
-            raise self._context.mark_failed(lost)
-
-
-def fetched_word(layout: Any, source: int, rank: int) -> int:
-    """Return the word that counts contents which came from a rank of another host, by its node.
-
-    On one machine it counts chunks of a stream, which no pair of ranks on two hosts has.
-    """
-    return int(layout.tail_word(source, rank)) + 1
 
 
 class ExchangeCall(NamedTuple):

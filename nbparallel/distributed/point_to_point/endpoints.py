@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from nbparallel.distributed.operators import shown_dtype
 from nbparallel.distributed.point_to_point.matching import (
+    Late,
     MatchRequest,
     PostedReceives,
     Receive,
@@ -248,6 +249,8 @@ class Sender:
 
 
 T = TypeVar("T")
+POLL = 0
+"""A deadline that has passed."""
 
 
 class Receiver:
@@ -320,23 +323,20 @@ class Receiver:
         context = self._context
         line = context.call_site.line()
         # fault: enter
-        if self._posted:
-            self.advance()
+        if self._posted and (late := self.advance(deadline_ns)):
+            raise late
         message = self.unexpected.find(src, tag, group)
         if message is None:
             request = MatchRequest(context, self.unexpected, self.rings, src, tag, line, deadline_ns, sources)
             message = self._wait_for_message(request, partial(self.unexpected.find, src, tag, group))
         if buffer is not None:
             self._check(buffer, message, line)
+        if message.kind == AWAY:
+            context.mail.fetch(message, deadline_ns)
         try:
             value = self._content(buffer, message, line, deadline_ns)
-        except BaseException as error:
-            if message.kind != AWAY or not isinstance(
-                error, CollectiveTimeoutError
-            ):  # else it is still there
-                self.unexpected.received(message)
-            raise
-        self.unexpected.received(message)
+        finally:
+            self.unexpected.received(message)
         context.operations += 1
         # a large array travels elsewhere, and its handle here
         context.nbytes += value.nbytes if message.kind in (ADOPTED, STREAMED) else len(message.body)
@@ -350,7 +350,7 @@ class Receiver:
         if kind == STREAMED:
             return self._read_stream(buffer, message, line, deadline_ns)
         if kind == AWAY:
-            content, form = self._context.mail.fetch(message, deadline_ns), self._packer.form(message)
+            content, form = self._context.mail.take(message), self._packer.form(message)
             if form is None:
                 return loads(content.data, self._context.store)
             content = content.view(form[0]).reshape(form[1])
@@ -417,8 +417,8 @@ class Receiver:
                     context.wait(satisfied, peer, wait)
             finally:
                 self._awaited = frozenset()
-            if self._posted:
-                self.advance()
+            if self._posted and (late := self.advance(wait.deadline_ns)):
+                raise late
             found = find()
             if found is not None:
                 return found
@@ -428,15 +428,16 @@ class Receiver:
     def post(self, receive: Receive) -> Work:
         """Begin a receive."""
         self._posted.add(receive)
-        self.advance(left=AWAY)  # it would wait for the content
+        self.advance(POLL)
         return receive.work
 
     def push(self, receive: Receive, deadline_ns: int | None, wait: bool) -> None:
         """Go on with a posted receive; until it is served, if `wait`."""
-        self.advance()
-        work = receive.work
-        if work.done:
+        late, work = self.advance(deadline_ns if wait else POLL), receive.work
+        if work.done or (late and not wait):
             return
+        if late:
+            raise late
         context = self._context
         sources = receive.sources if receive.src is None else (receive.src,)
         others = [r for r in sources if r != context.rank]
@@ -448,35 +449,35 @@ class Receiver:
             )  # fmt: skip
             self._wait_for_message(request, lambda: work if work.done else None)
 
-    def advance(self, left: int = -1) -> None:
-        """Take in what has arrived, and serve posted receives, but those of messages of the kind `left`.
+    def advance(self, deadline_ns: int | None, but: Collection[int] = ()) -> Late:
+        """Take in what has arrived, and serve posted receives; return why one of them has to wait longer.
 
         Not while a slot says "waiting".
         """
         for source in range(self._context.world_size):
-            self.unexpected.take_in(source)
-        self._posted.match(left)
+            if source not in but:
+                self.unexpected.take_in(source)
+        return self._posted.match(deadline_ns)
 
     def drain(self) -> None:
         """Take in what has arrived, but from ranks that a receive is waiting for."""
-        for source in self._context.peers.ranks:
-            if source not in self._awaited:
-                self.unexpected.take_in(source)
-        self._posted.match()
+        wait = self._context.waiting
+        self.advance(wait.deadline_ns if wait else None, self._awaited)
 
-    def _serve(self, receive: Receive, message: Envelope) -> None:
+    def _serve(self, receive: Receive, message: Envelope, deadline_ns: int | None) -> Late:
         work, context = receive.work, self._context
-        outer = context.waiting
-        if outer is not None:
-            context.show(
-                None
-            )  # a large value takes long to copy: its sender must not see a rank that is stuck
+        if context.waiting is not None:  # until its next slice: a sender must see no rank stuck that copies
+            context.show(None)
         try:
             if receive.buffer is not None:
                 self._check(receive.buffer, message, work.line)
-        except CollectiveMismatchError as error:  # the message can still be received
+            if message.kind == AWAY:
+                context.mail.fetch(message, deadline_ns)
+        except CollectiveTimeoutError as error:
+            return error
+        except NbParallelError as error:  # the message can still be received
             work.fail(error)
-            return
+            return None
         try:
             value = self._content(receive.buffer, message, work.line, None)
             work.finish(value if receive.buffer is None else receive.tensor, message.source)
@@ -486,9 +487,8 @@ class Receiver:
                 raise  # in the middle of it: nothing more can come through that stream
         finally:
             self.unexpected.received(message)
-            if outer is not None:
-                context.show(outer)
         context.nbytes += len(message.body)
+        return None
 
     # -- cells -------------------------------------------------------------------------------------------
 

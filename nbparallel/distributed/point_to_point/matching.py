@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nbparallel.distributed.point_to_point.packing import INTRODUCTION, Envelope, RingReader
 from nbparallel.distributed.runtime.call_site import receive_text
@@ -17,8 +17,11 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.work import Work
-from nbparallel.errors import NbParallelError, rank_list
+from nbparallel.errors import CollectiveTimeoutError, NbParallelError, rank_list
 from nbparallel.wire.control import Operation
+
+Late: TypeAlias = CollectiveTimeoutError | None
+"""Why a message that has arrived cannot be received yet; None: it can."""
 
 if TYPE_CHECKING:
     from nbparallel.wire.inspection import SentMessage
@@ -257,10 +260,12 @@ class PostedReceives:
     unexpected : UnexpectedMessages
         The messages that have arrived and were not received.
     serve : callable
-        Completes a receive with a message, or with an error.
+        Completes a receive with a message, or with an error; returns another if it is too early for that.
     """
 
-    def __init__(self, unexpected: UnexpectedMessages, serve: Callable[[Receive, Envelope], None]) -> None:
+    def __init__(
+        self, unexpected: UnexpectedMessages, serve: Callable[[Receive, Envelope, int | None], Late]
+    ) -> None:
         self._unexpected, self._serve = unexpected, serve
         self._receives: list[Receive] = []
 
@@ -271,15 +276,22 @@ class PostedReceives:
         """Post a receive."""
         self._receives.append(receive)
 
-    def match(self, left: int = -1) -> None:
-        """Complete every receive whose message has arrived, but those of messages of the kind `left`."""
-        if not self._receives:
-            return
-        for receive in list(self._receives):
-            message = next(filter(receive.matches, self._unexpected), None)
-            if message is not None and message.kind != left:
-                self._receives.remove(receive)
-                self._serve(receive, message)
+    def match(self, deadline_ns: int | None = None) -> Late:
+        """Complete every receive whose message has arrived; return why one of them cannot be yet."""
+        if not self._unexpected.count:
+            return None
+        late, passed = None, list[Envelope]()
+        try:
+            for receive in self._receives:
+                message = next((m for m in self._unexpected if receive.matches(m) and m not in passed), None)
+                if message is not None and (early := self._serve(receive, message, deadline_ns)):
+                    late = early
+                    passed.append(message)
+                if self._unexpected.count == len(passed):
+                    break
+        finally:
+            self._receives = [receive for receive in self._receives if not receive.work.done]
+        return late
 
     def drop(self) -> None:
         """End all with the cell."""

@@ -230,7 +230,7 @@ class RankContext:
     call_site : CallSite
         Finds the cell's line that is being executed.
     waiting : WaitRecord or None
-        The wait that this rank is in.
+        The wait that this rank's slot shows.
     """
 
     def __init__(
@@ -380,20 +380,19 @@ class RankContext:
 
     def wait(self, satisfied: Callable[[], bool], peer: int, wait: WaitRecord) -> None:
         """Wait until `satisfied`; raises if that has become impossible."""
-        outer = self.waiting
-        self.show(wait)
         try:
+            self.show(wait)
             self.waiter.until(satisfied, peer, check=lambda: self.check(wait))
         finally:
             # Before anything acts on what came: a rank that is stopped between the two must not look as if it
             # still waited for what it has already taken (a deadlock would be seen where none is).
             if not self.forked:
                 self.write_timing()
-                self.show(outer)
+                self.show(None)
                 self.hooks.waited(wait, peer)
 
     def show(self, wait: WaitRecord | None) -> None:
-        """Publish the wait that this rank is in; None: it computes."""
+        """Publish that this rank is in a wait; None: it computes."""
         self.waiting, cell = wait, self.cell
         if wait is None:
             self.at_line(cell.statement, cell.last_line)
@@ -408,6 +407,8 @@ class RankContext:
         """Raise if `wait` cannot succeed; and go on with what other ranks need of this one."""
         if self.check_alone(wait):
             self.hooks.progress()
+            if self.waiting is not wait:  # it has computed, or waited for something else
+                self.show(wait)
             self.hooks.diagnose(wait)
 
     def check_alone(self, wait: WaitRecord) -> bool:

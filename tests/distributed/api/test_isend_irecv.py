@@ -17,6 +17,7 @@ from nbparallel.errors import (
     DeadlockError,
     StaleWorkError,
 )
+from nbparallel.wire.control import State
 from tests.harness.ranks import context_of
 
 
@@ -129,6 +130,21 @@ def test_a_receive_that_takes_long_is_no_deadlock(ranks: Any, slow: str) -> None
             w.wait()
 
     ranks(2, work)
+
+
+def test_a_deadlock_after_a_message_that_does_not_fit(outcomes: Any) -> None:
+    """A rank whose posted receive fails inside of a wait still waits, and is found stuck."""
+
+    def work(c: Communicator) -> None:
+        if c.rank == 0:
+            c.irecv(np.zeros(3), src=1)
+            c.barrier()
+        while context_of(c).view.read_slot(0).state is not State.WAITING:
+            time.sleep(0.01)
+        c.send(np.zeros(4), 0)
+        c.recv(src=0)
+
+    assert {type(outcome.error) for outcome in outcomes(2, work, seconds=8)} == {DeadlockError}
 
 
 @pytest.mark.fault("F34")
