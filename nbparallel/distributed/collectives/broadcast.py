@@ -184,6 +184,6 @@ class Broadcast:
         elif array is None and message.kind in (ADOPTED, ARRAY, VIEW):
             self._context.nbytes += value.nbytes
         if message.kind not in (ARRAY, NUMBER):
-            self._context.check_peers(protocol.peers)  # a root that has failed may be changing it already
+            self._context.check_peers((protocol.ranks[root],))  # which may be changing it already
             protocol.announce_done()
         return value if array is None else x
