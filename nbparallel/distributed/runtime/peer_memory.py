@@ -304,7 +304,10 @@ class PeerMemory:
 _INNER, _INSTRUCTION = 24, 56
 """Bytes from a frame object to the address of its inner frame, and from that to the word."""
 _KNOWN = sys.implementation.name == "cpython" and sys.version_info < (3, 15) and object.__basicsize__ == 16
-"""Whether that is so here: looked up in 3.11 to 3.14; without a global lock, or with references traced, objects begin otherwise."""
+"""Whether that is so here: it is in 3.11 to 3.14.
+
+Without a global lock, or with references traced, objects begin otherwise.
+"""
 
 
 def publish_place(view: ControlView, rank: int, cell: int, frame: FrameType) -> None:
