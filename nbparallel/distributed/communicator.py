@@ -74,6 +74,11 @@ class Communicator(
     until the engine makes a new communicator.
     """
 
+    locks: LockTable
+    rank: int
+    world_size: int
+    epoch: int
+
     def __init__(
         self,
         control: int | ControlView,

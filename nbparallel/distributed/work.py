@@ -25,6 +25,11 @@ class Ticket:
         Whether the user has waited for it, or polled it when it was completed.
     """
 
+    call: str
+    line: int
+    site: CallSite
+    waited: bool
+
     __slots__ = ("call", "line", "site", "waited")
 
     def __init__(self, call: str, line: int, site: CallSite) -> None:
@@ -62,6 +67,11 @@ class Work:
     Buffers belong to the operation until it is completed.  Work that was never waited for is reported at the
     end of the cell.
     """
+
+    call: str
+    line: int
+    ticket: Ticket
+    done: bool
 
     def __init__(self, call: str, site: CallSite) -> None:
         self.call, self.line = call, site.line()

@@ -201,6 +201,9 @@ class Session:
     [1, 1]
     """
 
+    keep_messages: bool
+    read_in_place: bool
+
     keep_frames: bool = False  # for a notebook's %debug
 
     def __init__(

@@ -85,6 +85,9 @@ class Store:
     any effect on the parent; arrays that exist stay readable there.
     """
 
+    client: int
+    rights_changes: int
+
     def __init__(self, client: int = 0, *, pool_nbytes: int | None = None) -> None:
         self.client = client
         self.rights_changes = 0

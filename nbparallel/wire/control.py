@@ -143,6 +143,12 @@ class ControlView:
     octets : memoryview of bytes
     """
 
+    layout: Layout
+    map: mmap.mmap
+    octets: memoryview[int]
+    words: memoryview[int]
+    halves: memoryview[int]
+
     def __init__(self, fd: int) -> None:
         """Map `fd`, which stays the caller's to close."""
         head = os.pread(fd, HEADER.size, 0)

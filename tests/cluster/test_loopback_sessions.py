@@ -224,7 +224,6 @@ def test_what_needs_one_machine_is_refused(hosts: nbp.Session) -> None:
         (lambda: hosts.run("x", check_races=True), "one machine"),
         (lambda: hosts.map(abs, [1, 2]), "rank::world_size"),
         (lambda: hosts.resize(8), "ranks_per_host"),
-        (hosts.timeline, "each host has its own"),
     ]
     for call, text in refused:
         with pytest.raises(HostBoundaryError, match=text):

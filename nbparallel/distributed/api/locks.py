@@ -29,6 +29,8 @@ class NamedLock:
     `__exit__`, and then a lock whose object was kept is released at the end of the cell.
     """
 
+    name: str
+
     __slots__ = ("_find", "_timeout", "_token", "abandoned", "name")
 
     def __init__(self, name: str, timeout: Timeout, find: Callable[[], LockTable]) -> None:

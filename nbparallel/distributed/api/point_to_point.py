@@ -38,6 +38,12 @@ class P2POp:
         The other rank; or `group_peer`, its place in the group.  `PROC_NULL`: nothing is sent or received.
     """
 
+    op: Callable[..., Any]
+    tensor: Any
+    peer: int | None
+    group: GroupLike
+    tag: int
+
     def __init__(
         self,
         op: Callable[..., Any],

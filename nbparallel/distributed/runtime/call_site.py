@@ -81,6 +81,9 @@ class CallSite:
         What messages call that file; empty for the cell that runs.
     """
 
+    filename: str
+    label: str
+
     __slots__ = ("_latest", "_lines_of", "entered", "filename", "label")
 
     def __init__(self, filename: str = "", label: str = "") -> None:

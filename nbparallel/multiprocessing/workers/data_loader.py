@@ -403,6 +403,21 @@ class DataLoader:
     [[0, 1], [2, 3], [4]]
     """
 
+    dataset: Any
+    batch_size: int | None
+    drop_last: bool
+    sampler: Iterable[Any] | None
+    batch_sampler: Iterable[Any] | None
+    num_workers: int
+    timeout: float
+    worker_init_fn: Callable[[int], Any] | None
+    collate_fn: Callable[[Any], Any] | None
+    prefetch_factor: int
+    persistent_workers: bool
+    in_order: bool
+    start_method: str | None
+    seed: int
+
     def __init__(
         self,
         dataset: Any,

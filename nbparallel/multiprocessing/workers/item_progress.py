@@ -8,8 +8,6 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nbparallel.sharing import get_sharing_strategy
-
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.activity import SessionActivity
 
@@ -52,6 +50,7 @@ class ItemProgress:
         """Return how far workers are, as if they were ranks of a map; of `ranks` it has what memory holds."""
         from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, read_memory
         from nbparallel.session.monitoring.segments import memory_extent
+        from nbparallel.sharing import get_sharing_strategy  # with numpy
 
         cache, running, until = self._cache(), not self.ended_ns, self.ended_ns or time.monotonic_ns()
         seconds, total = (until - self.began_ns) / 1e9, self.total

@@ -44,6 +44,10 @@ class ProcessException(NbParallelError, RuntimeError):  # noqa: N818  torch's na
         Its process id.
     """
 
+    msg: str
+    error_index: int
+    error_pid: int
+
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
         super().__init__(msg)
         self.msg, self.error_index, self.error_pid = msg, error_index, error_pid
@@ -66,6 +70,9 @@ class ProcessExitedException(ProcessException):
     signal_name : str or None
         ``"SIGKILL"`` and so on.
     """
+
+    exit_code: int
+    signal_name: str | None
 
     def __init__(
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
@@ -105,6 +112,9 @@ class ProcessContext:
     sentinels : dict
         Of those that have not been joined -> index.
     """
+
+    processes: list[Any]
+    sentinels: dict[Any, int]
 
     def __init__(self, processes: Sequence[Any], reports: Sequence[Any]) -> None:
         self.processes = list(processes)

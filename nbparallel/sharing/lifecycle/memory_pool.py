@@ -81,6 +81,9 @@ class MemoryPool:
     certain block, never the one at some index.
     """
 
+    budget: PoolBudget
+    lasting: bool
+
     def __init__(self, max_nbytes: int | None = None) -> None:
         self.budget = PoolBudget(max_nbytes)
         self.lasting = max_nbytes is not None

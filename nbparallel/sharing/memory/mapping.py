@@ -373,6 +373,10 @@ class Mapping:
         Where it is mapped, if that is known.
     """
 
+    access: Access
+    address: int
+    nbytes: int
+
     __slots__ = ("_lease", "_memory", "_populated", "access", "address", "nbytes")
 
     def __init__(self, memory: mmap.mmap, access: Access, address: int | None = None) -> None:
