@@ -116,3 +116,53 @@ def test_a_member_that_has_ended_behind_the_call(outcomes: Any, operation: str) 
 
     found = outcomes(3, work, write_deaths=False)
     assert [(found[i].error, found[i].value) for i in (0, 2)] == [(None, "moved")] * 2, found
+
+
+@pytest.mark.slow
+@pytest.mark.fault("F18")
+def test_a_process_id_that_is_used_again(tmp_path: Any) -> None:
+    """The memory of another process under the number of a dead rank is never taken for that rank's."""
+    last = "/proc/sys/kernel/ns_last_pid"
+    if not os.access(last, os.W_OK):
+        pytest.skip("only root can choose a process id")
+    from tests.harness.ranks import run_ranks
+
+    def work(c: Communicator) -> str:
+        memory = context_of(c).peers.memory
+        x = np.ones(SIZE)
+        c.all_reduce(x)
+        pid = memory.pids[1 - c.rank]
+        if c.rank == 1:
+            (tmp_path / "address").write_text(str(memory.address(x)))
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "the test's process has not reaped it")
+        address = int((tmp_path / "address").read_text())
+        for _ in range(40):  # each fork takes up to 0.1 s beside other work
+            with open(last, "w") as file:
+                file.write(str(pid - 1))
+            other = os.fork()
+            if other == 0:
+                signal.pause()
+            if other == pid:
+                break
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
+        else:
+            return "not used again"
+        try:
+            found = np.zeros(8)
+            error = memory.read([(1, address, found)])
+            assert error is None, "this rank's forked child has memory at that address"
+            assert memory.ended([1]) == 1, "and yet it is known not to be rank 1"
+            del memory.pids[1], memory.pidfds[1]
+            assert memory.probe(1) is not None, "nor would it have been taken for it"
+        finally:
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
+        return "used again"
+
+    found = run_ranks(2, work)
+    assert found[0].error is None, found[0].error
+    if found[0].value == "not used again":
+        pytest.skip("the system gave the number to nobody")
+    assert found[0].value == "used again"
