@@ -229,6 +229,9 @@ def test_some_ranks_may_run_a_cell(four: Session) -> None:
         four.run("rank", ranks=[1, 3]).values[0]
     with pytest.raises(ValueError, match="ranks 0-3"):
         four.run("rank", ranks=[4])
+    for wrong in (1, ["a"], [True], [1.0], "01"):
+        with pytest.raises(TypeError, match="ranks must be a sequence of integers"):
+            four.run("1", ranks=wrong)  # type: ignore[arg-type]
 
 
 def test_a_failure_carries_errors_and_result(four: Session) -> None:

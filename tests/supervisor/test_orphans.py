@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nbparallel.supervisor.children import end_orphans, mark_children
+from nbparallel.supervisor.children import end_orphans, mark_children, orphans_text
 from nbparallel.wire.identity import process_of, this_process
 
 
@@ -46,3 +46,10 @@ def test_an_orphan_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -
     for child in started:
         with child:
             child.kill()
+
+
+def test_the_line_about_processes() -> None:
+    """One, several, none."""
+    assert orphans_text(0) == ""
+    assert orphans_text(1) == "ended 1 process that a killed session had left running"
+    assert orphans_text(2) == "ended 2 processes that a killed session had left running"

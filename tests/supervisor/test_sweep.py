@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nbparallel.supervisor import sweep as sweeps
-from nbparallel.supervisor.sweep import Liveness, look, sweep
+from nbparallel.supervisor.sweep import Liveness, StaleName, look, removal_text, sweep
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire import locked_names
 from tests.harness import sandboxes
@@ -212,3 +213,44 @@ def test_the_sweep_needs_only_the_standard_library() -> None:
         [sys.executable, "-I", "-S", "-E", "-c", code], capture_output=True, text=True, timeout=20, check=True
     )
     assert int(done.stdout) < 150
+
+
+def test_two_sweeps_and_a_session_that_begins(tmp_path: Path) -> None:
+    """Each stale name is removed, and told, once; no name of a living process is touched meanwhile."""
+    doomed = {str(path) for number in range(40) for path in leave(tmp_path, 25, number)}
+    reports: list[tuple[StaleName, ...]] = []
+    living: list[Path] = []
+    done = threading.Event()
+
+    def begin_sessions() -> None:
+        number = 1000
+        while not done.is_set():
+            number += 1
+            try:
+                living.extend(leave(tmp_path, 1, number, living=True))
+            except InterruptedError:
+                continue  # a sweep found it before it was locked: a session draws another one
+
+    threads = [
+        threading.Thread(target=lambda: reports.append(sweep([str(tmp_path)]).removed)) for _ in range(3)
+    ]
+    beginning = threading.Thread(target=begin_sessions)
+    beginning.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    beginning.join()
+    removed = [name.path for report in reports for name in report]
+    assert len(removed) == len(set(removed))
+    assert doomed <= set(removed)
+    assert all(path.exists() for path in living)
+    assert len(left_in(tmp_path) - {path.name for path in living}) == 0
+
+
+def test_the_line_counts_segments_and_sessions() -> None:
+    """One, several, none."""
+    assert removal_text(0, 0, 0) == ""
+    assert removal_text(1, 1 << 30, 1).startswith("removed 1 stale segment (1.0 GiB) of a session that")
+    assert removal_text(5, 5, 2).startswith("removed 5 stale segments (5 B) of 2 sessions that")

@@ -167,3 +167,20 @@ attempt(dist.all_reduce, 1)
         assert records
         processes.kill(records)
     scripts[1].wait(-signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_an_exit_without_any_word(launcher: Launcher) -> None:
+    """`os._exit(0)` is a death like any other, with its code."""
+    code = "if rank == 1:\n    os._exit(0)\nattempt(dist.all_reduce, 1)\n"
+    first, second = launcher.world(2, MEET + code)
+    assert "rank 1 died: its process ended" in first.wait()["text"]
+    second.wait()
+
+
+@pytest.mark.slow
+def test_a_deadlock_is_seen(launcher: Launcher) -> None:
+    """Ranks that wait for each other are freed as in a session, with their lines."""
+    first, second = launcher.world(2, MEET + "attempt(lambda: dist.recv(src=1 - rank))\n")
+    for script in (first, second):
+        assert script.wait()["kind"] == "DeadlockError"

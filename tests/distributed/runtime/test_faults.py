@@ -98,20 +98,24 @@ def test_after_a_failure_the_epoch_is_void(outcomes: Any) -> None:
 
 @pytest.mark.fault("F64")
 def test_a_forked_child_is_inert(ranks: Any) -> None:
-    """In a forked child every operation raises ForkedRankError; the rank itself goes on."""
+    """In a forked child every operation and every wait raises ForkedRankError; the rank itself goes on."""
 
     def work(c: Communicator) -> None:
+        begun = c.irecv(src=1 - c.rank)
         pid = os.fork()
         if pid == 0:
             refused = 0
-            for call in (c.barrier, lambda: c.send(1, 0), lambda: c.recv(src=0), lambda: c.all_reduce(1)):
+            calls = (c.barrier, lambda: c.send(1, 0), lambda: c.recv(src=0), lambda: c.all_reduce(1))
+            for call in (*calls, begun.wait):
                 try:
                     call()
                 except ForkedRankError:
                     refused += 1
             os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
         assert c.all_reduce(1) == 2
+        c.send("x", 1 - c.rank)
+        assert begun.result() == "x"
 
     ranks(2, work)
 

@@ -14,6 +14,7 @@ from nbparallel.distributed import Communicator
 from nbparallel.distributed.api import locks
 from nbparallel.distributed.runtime import failures, rank_context, waiting
 from nbparallel.distributed.slots import lock_table
+from nbparallel.errors import CollectiveTimeoutError
 from tests.faults.interrupts.instruction_signals import InstructionSignals
 from tests.harness.ranks import context_of
 
@@ -68,3 +69,41 @@ def test_a_handler_that_raises_at_any_instruction(ranks: Any) -> None:
             runs(c, block, number)
 
     ranks(1, work, seconds=60)
+
+
+def runs_failing(c: Communicator, function: Callable[[], object], *at: int) -> int:
+    """As `runs`, of a lock that this rank cannot get."""
+    sent = instruction_signals(*at)
+    with contextlib.suppress(HandlerError):
+        sent.run(function)
+    assert not context_of(c).view.read_locks(c.rank), f"in the queue after a signal at instructions {at}"
+    with pytest.raises(CollectiveTimeoutError):
+        take(dist.lock("x", timeout=0))
+    return sent.count
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(120)
+def test_a_handler_that_raises_while_an_operation_fails(ranks: Any) -> None:
+    """At most the operation is not tried again in this cell: none is "inside an operation already"."""
+
+    def work(c: Communicator) -> None:
+        if c.rank:
+            with dist.lock("x"):
+                c.send(0, 0)
+                c.recv(src=0)
+            return
+        c.recv(src=1)
+        signal.signal(signal.SIGUSR2, _raise)
+
+        def block() -> None:
+            with pytest.raises(CollectiveTimeoutError):
+                take(dist.lock("x", timeout=0))
+
+        count = runs_failing(c, block)
+        assert count > 100
+        for number in range(1, count + 1):
+            runs_failing(c, block, number)
+        c.send(0, 1)
+
+    ranks(2, work, seconds=60, usable_cpus=1)  # with more it would spin, and never the same

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import random
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -163,3 +166,34 @@ def test_f82_three_names_in_a_row(named: Strategy, tmp_path: Path, monkeypatch: 
         named.create(5000, None, announced.append)
     assert [os.path.basename(path) for path in announced] == taken
     assert sorted(path.name for path in folder.iterdir()) == sorted(taken)
+
+
+@pytest.mark.slow
+def test_f45_at_random_moments() -> None:
+    """A program that removes whatever it sees of ours, all the time: results stay right, nothing is left."""
+    draw, done = random.Random(45), threading.Event()
+
+    def remove() -> None:
+        while not done.is_set():
+            paths = names_of(os.getpid(), ["/dev/shm"])
+            for path in draw.sample(paths, draw.randint(0, len(paths))):
+                try:
+                    os.unlink(path)
+                except FileNotFoundError:
+                    pass
+            time.sleep(draw.random() * 0.003)
+
+    thread = threading.Thread(target=remove)
+    with Session(2) as session:
+        session.run("import numpy as np")
+        thread.start()
+        try:
+            for turn in range(15):
+                names = {"x": nbp.share(np.full(30_000, turn), strategy="file_system")}
+                source = "y = nbp.share(x + rank, strategy='file_system'); int(y[-1])"
+                assert session.run(source, namespace=names).values == [turn, turn + 1]
+        finally:
+            done.set()
+            thread.join()
+    del names
+    nbp.sharing.current_store().drain()

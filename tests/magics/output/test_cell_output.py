@@ -158,6 +158,7 @@ def test_lines_that_come_one_by_one(
     assert page.text == live
     out.finish()
     assert page.text == (end or live)
+    assert page.clears == bool(end)
 
 
 def test_an_interrupt_while_the_end_is_shown_loses_nothing(page: Page) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nbparallel.session import Session
+from nbparallel.session.monitoring.segments import compare
+from nbparallel.sharing.store import Store
 from nbparallel.testing.waiting import wait_until
+from nbparallel.wire.inspection import NamespaceReport, Origin, VariableInfo
 
 
 def test_real_ranks_tell_their_names(three_ranks: Session) -> None:
@@ -85,3 +89,38 @@ def test_asking_while_cells_come_and_go(two_ranks: Session) -> None:
         stop.set()
         thread.join(30)
     assert asked
+
+
+def test_kinds_of_names() -> None:
+    """Shared, copied, own, different, and what only the notebook has."""
+    store = Store()
+    x = store.share(np.zeros(8), strategy="file_descriptor")
+    place = store.location(x)
+    assert place is not None
+    namespace = {"x": x, "words": [1], "here": 3, "_private": 1, "In": [], "np": np, "hidden": "h"}
+    whole = (place.segment, place.start, place.stop)
+    told = {
+        "x": VariableInfo("x", "ndarray", "(8,) float64", Origin.SHARED, False, *whole),
+        "old": VariableInfo("old", "ndarray", "(8,) float64", Origin.SHARED, False, 99, 0, 64),
+        "words": VariableInfo("words", "list", "of 1", Origin.COPIED),
+        "part": VariableInfo("part", "ndarray", "(2,) float64", Origin.OWN, False, place.segment, 16, 32),
+        "mixed": VariableInfo("mixed", "int", "", Origin.OWN),
+    }
+    other = {**told, "mixed": VariableInfo("mixed", "float", "", Origin.OWN)}
+    said = {0: NamespaceReport(1, tuple(told.values())), 1: NamespaceReport(1, tuple(other.values()), 7)}
+    handles: Any = [SimpleNamespace(rank=rank, alive=True, busy=False, usable=True) for rank in said]
+    seen = compare(namespace, {"hidden": namespace["hidden"]}, store, handles, said)
+    how = {record.name: record.how for record in seen.names}
+    assert how == {
+        "here": "notebook only",
+        "mixed": "differs",
+        "old": "shared",
+        "part": "own",
+        "words": "copied",
+        "x": "shared",
+    }
+    by_name = {record.name: record for record in seen.names}
+    assert (by_name["part"].view_of, by_name["mixed"].view_of) == ("x", "")
+    assert (by_name["old"].outdated, by_name["x"].outdated) == (True, False)
+    assert (seen.left_out, seen.answered) == (7, (0, 1))
+    store.close()

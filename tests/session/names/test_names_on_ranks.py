@@ -57,3 +57,19 @@ def test_names_on_real_ranks(notebook):
         assert run("'alias' in globals()") == [False, False]
         run("mine = np.zeros(10); copy = x.copy()")
         assert isinstance(session.pull("copy")[0], np.ndarray)
+
+
+@pytest.mark.slow
+def test_two_names_are_one_array_whatever_its_elements(notebook):
+    """Also of fields, whose dtype is told as a list; what died is not remembered for ever."""
+    pairs = np.zeros(3, [("a", "i4"), ("b", "f8")])
+    notebook.update(p=pairs, q=pairs)
+    count = "import gc\nlen(next(o for o in gc.get_objects() if type(o).__name__ == 'RankNames').attached)"
+    with Session(1) as session:
+        run = lambda cell: session.run(cell, namespace=notebook).values[0]  # noqa: E731
+        assert run("p is q and p.dtype.names") == ("a", "b")
+        for turn in range(3):
+            for i in range(60):
+                notebook[f"v{i}"] = notebook["x"][60 * turn + i :]
+            run("; ".join(f"v{i}" for i in range(60)))
+        assert run(count) <= 2 * 64

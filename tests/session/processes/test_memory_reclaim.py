@@ -71,3 +71,16 @@ def test_without_a_session_nothing_is_kept():
     del x
     current_store().drain()
     assert mapped() == before
+
+
+@pytest.mark.slow
+def test_what_is_kept_goes_with_the_session():
+    """A session's end takes along what was kept for it."""
+    before = mapped()
+    with nbp.Session(1) as session:
+        session.run("pass")
+        x = nbp.ones(1_000_000)
+        del x
+        current_store().drain()
+        assert mapped() >= before + 8_000_000
+    assert mapped() == before

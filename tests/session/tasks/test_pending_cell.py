@@ -88,3 +88,16 @@ def test_a_time_out_ends_it(session: Session) -> None:
     pending = session.submit("import time\ntime.sleep(100)", timeout=0.2)
     assert isinstance(pending.exception(30), TimeoutError)
     assert pending.state == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.fault
+def test_a_killed_rank_fails_it() -> None:
+    """A death is its error, and the next cell works."""
+    with Session(2) as session:
+        pending = session.submit(
+            "import os, signal\nrank == 1 and os.kill(os.getpid(), signal.SIGKILL)\nbarrier()"
+        )
+        with pytest.raises(ParallelError, match="rank 1"):
+            pending.result(30)
+        assert list(session.run("rank").values) == [0, 1]

@@ -144,3 +144,22 @@ def test_a_long_text_of_several_places_is_shown_once() -> None:
     assert shown.count(text) == 1
     assert "line 5" in shown
     assert "ValueError: the same as above" in shown
+
+
+def test_causes_of_each_rank_are_shown() -> None:
+    """An error that came of another one: what each rank's cause said, and each way by itself."""
+
+    def caused(rank: int, kind: str, text: str, line: int) -> RankFailure:
+        head = f"{kind}        Traceback (most recent call last)"
+        parts = (head, f"Cell In[7], line {line}\n----> {line} open(path)\n", f"{kind}: {text}", "\nabove\n")
+        return failure(rank, RuntimeError("no data"), traceback=(*parts, "RuntimeError: no data"))
+
+    failures = {rank: caused(rank, "OSError", f"no part{rank // 2}", 2) for rank in range(4)}
+    shown = "\n".join(parallel_error.build_parallel_error(failures, {}).rendering)
+    assert shown.count("----> 2 open(path)") == shown.count("RuntimeError: no data") == 1
+    assert "ranks 0-1: OSError: no part0\nranks 2-3: OSError: no part1\n" in shown
+    failures |= {2: caused(2, "OSError", "no part1", 3), 3: caused(3, "KeyError", "no part1", 2)}
+    shown = "\n".join(parallel_error.build_parallel_error(failures, {}).rendering)
+    for ranks, text in (("ranks 0-1", "OSError: no part0"), ("rank 2", "OSError: no part1")):
+        assert text in shown.partition(f"[{ranks}]\n")[2].partition("\n[")[0]
+    assert "KeyError: no part1" in shown.partition("[rank 3]\n")[2]
