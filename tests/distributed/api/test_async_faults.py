@@ -8,6 +8,7 @@ import signal
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
@@ -80,3 +81,26 @@ def test_asking_again_and_again(outcomes: Any, end: str) -> None:
         assert outcome.error is None, outcome
         # Whoever looks first says what it sees; the other may hear it from there, when rank 0 has ended too.
         assert re.search("rank 1|ranks 0-1", outcome.value[0]), outcome
+
+
+def test_wrong_arguments_hurt_only_the_caller(ranks: Any) -> None:
+    """They raise at once, as without async_op, and nothing was begun."""
+
+    def work(c: Communicator) -> None:
+        x = np.ones(2)
+        for call, error in (
+            (lambda: c.all_reduce(x, "summ", async_op=True), ValueError),
+            (lambda: c.all_reduce("x", async_op=True), TypeError),
+            (lambda: c.scan(np.broadcast_to(1.0, (2,)), async_op=True), ValueError),
+            (lambda: c.exscan("x", async_op=True), TypeError),
+            (lambda: c.maxloc(1j, async_op=True), TypeError),
+            (lambda: c.all_reduce(np.broadcast_to(1.0, (2,)), async_op=True), ValueError),
+            (lambda: c.all_gather(x, view=True, async_op=True), ValueError),
+            (lambda: c.scatter([1], src=c.rank, async_op=True), ValueError),
+            (lambda: c.reduce_scatter(np.ones(3), [x, x], async_op=True), ValueError),
+        ):
+            with pytest.raises(error):
+                call()
+        assert c.all_reduce(1, async_op=True).result() == 2
+
+    ranks(2, work)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
+from nbparallel.distributed.collectives import in_place
 from nbparallel.distributed.runtime import peer_memory
 from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
@@ -225,3 +226,18 @@ def test_groups_agree_for_themselves(ranks: Any) -> None:
     found = ranks(3, work)
     assert found[1] == 0
     assert all((found[0], found[2]))
+
+
+def test_small_arrays_are_not_read(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the threshold nothing is read."""
+    for constant in [name for name in vars(in_place) if name.startswith("LEAST_")]:
+        monkeypatch.setattr(in_place, constant, SIZE * 4 + 1)
+
+    def work(c: Communicator) -> int:
+        seen = count_reads(c)
+        for call in calls(c).values():
+            call()
+            call()
+        return len(seen)
+
+    assert ranks(2, work) == [0, 0]

@@ -15,8 +15,9 @@ import nbparallel.distributed as dist
 from nbparallel.distributed import Communicator
 from nbparallel.errors import PeerFailedError
 from nbparallel.testing.waiting import wait_until
-from nbparallel.wire.control import Operation, State
-from nbparallel.wire.control_layout import DEATH, FAILED
+from nbparallel.wire import control, control_layout
+from nbparallel.wire.control import ControlView, Operation, State
+from nbparallel.wire.control_layout import ABANDONED_ENTRIES, DEATH, FAILED, AbandonedLock, keep_locks
 from tests.distributed.slots.lock_states import numbers, waits
 from tests.harness.ranks import Running, context_of
 
@@ -172,3 +173,13 @@ def test_holders_killed_at_random_moments(outcomes: Any) -> None:
             assert outcome.error is None, outcome
             assert outcome.signal == signal.SIGKILL or outcome.value > 0
             assert outcome.signal is None or outcome.rank == victim
+
+
+def test_the_newest_abandoned_locks_are_carried_over() -> None:
+    """As many as the next epoch has room for; nothing is written behind that."""
+    fd = control.create(3, 1)
+    with ControlView(fd) as view:
+        os.close(fd)
+        keep_locks(view.words, [AbandonedLock(n, 0, 0, 0) for n in range(1, 200)])
+        assert [lock.name for lock in view.abandoned_locks()] == [*range(200 - ABANDONED_ENTRIES, 200)]
+        assert view.words[control_layout.ABANDONED] == ABANDONED_ENTRIES

@@ -137,3 +137,25 @@ def test_copies_have_the_names_of_what_was_copied() -> None:
         namespace["list"] = [nbp.zeros(1 << 22), nbp.zeros(1 << 18)]
         names = {record.names for record in session.statistics(namespace).segments}
         assert not any("copy" in name for found in names for name in found), "memory that is used again"
+
+
+@pytest.mark.slow
+def test_statistics_from_several_threads() -> None:
+    """Threads that ask at the same time each get a whole answer, also while a cell runs."""
+    x = nbp.zeros(1 << 17)
+    with Session(2) as session:
+        seen: list[Any] = []
+
+        def look() -> None:
+            seen.extend(session.statistics() for _ in range(20))
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(10):
+            session.run("x[0]", namespace={"x": x})
+        for thread in threads:
+            thread.join(30)
+        assert len(seen) == 80
+        assert all(statistics.ledger_answered for statistics in seen)
+        assert session.statistics({"x": x}).segments[0].ranks == (0, 1)

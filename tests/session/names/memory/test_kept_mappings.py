@@ -171,3 +171,33 @@ def test_interrupts_while_views_come_and_go(ranks):
     session.run("x = y = None")
     held = "current_store().drain(); [s.nbytes for s in nbp.segments() if s.phase != 'pooled']"
     wait_until(lambda: session.run(held).values == [[], [], []])
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(60)
+def test_the_supervisor_dies():
+    """The ranks go with it; the notebook's arrays stay, and what it kept mapped of theirs goes."""
+    before = mapped("self")
+    session = nbp.Session(2)
+    try:
+        value = session.run("nbp.full(100_000, rank + 1.0)", namespace={"nbp": nbp}).values[1]
+        os.kill(session.statistics().supervisor_pid, signal.SIGKILL)
+        assert float(value[-1]) == 2
+        del value
+    finally:
+        session.stop()
+    current_store().drain()
+    current_store().trim()
+    assert mapped("self") <= before
+
+
+@pytest.mark.time_limit(60)
+def test_arrays_outlive_who_made_them(ranks):
+    """An array on a kept mapping stays what it is when its owner is killed."""
+    session, pids = ranks
+    session.run("x = nbp.full(100_000, 7.0) if rank == 0 else None")
+    session.run("for _ in range(3):\n    y = None\n    y = broadcast(x, src=0, view=True)")
+    assert session.run("said['HOLD']").values[1] >= 1
+    os.kill(pids[0], signal.SIGKILL)
+    assert session.run("float(y[0]), float(y[-1])", ranks=[1, 2]).values == [(7, 7)] * 2
+    session.restart(0)

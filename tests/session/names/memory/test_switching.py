@@ -9,6 +9,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
+from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
 NEW = """
@@ -126,3 +127,37 @@ def test_copy_everywhere(two, names):
     with pytest.raises(ParallelError, match="has no shared memory"):
         two.run("import nbparallel as nbp\nnbp.zeros(3)")
     assert two.run("all_reduce(np.ones(200_000))[0]", namespace=names).values == [2.0, 2.0]
+
+
+@pytest.mark.slow
+def test_a_strategy_of_ones_own_reaches_the_ranks(two, names):
+    """A strategy that a script registers is sent to the ranks, which make and map its segments."""
+
+    class Traced(FileDescriptorStrategy):
+        @property
+        def name(self):
+            return "traced"
+
+        def adopt(self, fd, nbytes):
+            source = super().adopt(fd, nbytes)
+            source.strategy = "traced"
+            return source
+
+        def create(self, nbytes, content=None, intend=None):
+            source = super().create(nbytes, content)
+            source.strategy = "traced"
+            return source
+
+    nbp.register_sharing_strategy("traced", Traced())
+    names["x"] = nbp.share(np.arange(5), strategy="traced")
+    assert two.run("int(x.sum())", namespace=names).values == [10, 10]
+    nbp.set_sharing_strategy("traced")
+    assert two.run(NEW, namespace=names).values == [("traced", "traced")] * 2
+
+    class Again(Traced):
+        """What a cell that ran again has made."""
+
+    nbp.register_sharing_strategy("traced", Again())
+    names["y"] = nbp.share(np.arange(6))
+    kind = "type(nbp.sharing.strategies.registry.find_strategy('traced')).__name__"
+    assert two.run(f"{kind}, int((x + y[1:]).sum())", namespace=names).values == [("Again", 25)] * 2
