@@ -201,3 +201,20 @@ def test_arrays_outlive_who_made_them(ranks):
     os.kill(pids[0], signal.SIGKILL)
     assert session.run("float(y[0]), float(y[-1])", ranks=[1, 2]).values == [(7, 7)] * 2
     session.restart(0)
+
+
+@pytest.mark.time_limit(60)
+def test_strategies_change_in_between(ranks):
+    """What is kept of one strategy goes on serving after another; with a name it serves one array only."""
+    session, _ = ranks
+    before = nbp.get_sharing_strategy()
+    try:
+        for strategy in ("file_descriptor", "file_system", "file_descriptor"):
+            nbp.set_sharing_strategy(strategy)
+            session.run("x = nbp.zeros(100_000) if rank == 0 else None")
+            fetched, held = session.run(SEND).values[1]
+            assert fetched <= 1  # none, if the owner's pool gives out the memory of the first round
+            assert fetched + held == 20
+            session.run("x = None")
+    finally:
+        nbp.set_sharing_strategy(before)
