@@ -187,4 +187,4 @@ def test_the_second_janitor_cleans_up_after_the_notebook() -> None:
         wait_until(lambda: len(names_of(owner.pid)) == 3, lambda: names_of(owner.pid))
         owner.kill()
         wait_until(lambda: not os.path.exists(f"/proc/{supervisor}/exe"), lambda: supervisor)
-        assert names_of(owner.pid) == []
+        wait_until(lambda: names_of(owner.pid) == [], lambda: (supervisor, names_of(owner.pid)))
