@@ -131,6 +131,18 @@ def test_the_end_of_a_cell_is_shown_before_it_is_reported(
     assert "data, x" in outputs.now["folded"]["text/plain"]
 
 
+def test_the_text_of_a_cell_that_runs_is_its_sentence(panel: Panel, scene: Scene, outputs: Outputs) -> None:
+    """While a cell runs, the text beside the HTML is two lines; its end brings the table."""
+    scene.now = STRAGGLER
+    panel.begin(outputs)
+    wait_until(lambda: "rank 2 holds the others up" in outputs.figures)
+    assert outputs.figures.splitlines()[1:] == ["as of 17:31:54"]
+    assert "nbp-ranks" in outputs.now["figures"]["text/html"]
+    scene.now = DONE
+    panel.end()
+    assert "own memory" in outputs.figures
+
+
 def test_what_a_user_opens_is_not_replaced(panel: Panel, scene: Scene, outputs: Outputs) -> None:
     """The folds are sent once; what they open is renewed when a cell ends, not while it runs."""
     scene.now = STRAGGLER

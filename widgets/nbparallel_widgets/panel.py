@@ -12,7 +12,7 @@ A cell keeps the notebook's thread busy, so another one has to look.  It reads m
 (`Session.activity`), and sends nothing when nothing has changed; nothing comes back from the front end.
 
 These are ordinary outputs, replaced by their ``display_id``, and no widget: what was shown last is in the
-saved notebook as text and HTML, whatever became of the kernel.
+saved notebook as text and HTML, whatever became of the kernel (as text, of a cell that runs, its sentence).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nbparallel_widgets.panel_view import PanelView
 
 INTERVAL = 0.2
 """Seconds between two looks at least."""
-SHARE = 0.005
+SHARE = 0.004
 """Of a cell's time, which looks may take: on a slow machine they are fewer.  The cell's end takes as much."""
 SELDOM = 1.0
 """Seconds between two looks at most, if only their cost counts."""

@@ -400,9 +400,12 @@ class PanelView:
         return self.activity is not None and self.activity.phase in ("starting", "moving", "running")
 
     def figures_bundle(self, *, live: bool = True) -> dict[str, str]:
-        """Return the output that changes while a cell runs; not `live`: it is the last one."""
-        html = self._figures_html(live=live and self.changing and not self.note)
-        return {"text/plain": self._figures_text(), "text/html": html}
+        """Return the output that changes while a cell runs; not `live`: it is the last one.
+
+        The text of one that changes is its sentence: no front end follows the text, and each look costs.
+        """
+        live = live and self.changing and not self.note
+        return {"text/plain": self._figures_text(brief=live), "text/html": self._figures_html(live=live)}
 
     def folded_bundle(self, identity: str) -> dict[str, str]:
         """Return the output that the folds of `identity` open."""
@@ -440,13 +443,15 @@ class PanelView:
         course.add(activity)
         return course
 
-    def _figures_text(self) -> str:
+    def _figures_text(self, *, brief: bool = False) -> str:
         if self.activity is None:
             return NO_RANKS
         activity = self._shown()
         course = self._course(activity)
         title = course.steady(verdict(activity, course), activity)
         as_of = f"as of {self.as_of}" if self.as_of else ""
+        if brief:
+            return f"{title}\n{as_of}"
         memory = memory_text(activity, self.segments)
         return "\n".join(
             part for part in (self.note, table_text(activity, course, title), memory, as_of) if part
