@@ -23,7 +23,6 @@ from nbparallel.distributed import Communicator, Group
 from nbparallel.distributed.arguments import overlapping_pair, rows_of
 from nbparallel.distributed.work import Work as Operation
 from nbparallel.errors import StaleWorkError
-from nbparallel.sharing.tensors import AnyArray
 from nbparallel.sharing.tensors import array_of as as_array
 from nbparallel.torch_backend.operands import (
     broadcast_operand,
@@ -231,7 +230,6 @@ class Deferred(BackendWork):
 
 Tensors = Sequence[Any]
 Options = dict[str, Any]
-Run = Callable[[Communicator, Options], None]
 NAME = "nbparallel"
 _NO_OPTIONS: Options = {}
 _CPU = torch.device("cpu")
@@ -287,13 +285,11 @@ class BackendGroup(ProcessGroup):
 
     getRank, getSize = rank, size  # noqa: N815  their names in C++
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def name(self) -> str:
         """Return the name that users pass."""
         return NAME
 
-    def name(self) -> str:
-        """Return the same."""
-        return NAME
+    getBackendName = name  # noqa: N815
 
     @property
     def group_name(self) -> str:
@@ -357,21 +353,20 @@ class BackendGroup(ProcessGroup):
     @one_tensor(1, "root", "op")
     def reduce(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Combine each tensor of all members, in place on one."""
-        operator, group, root = operator_of(opts.reduceOp), self.group, self._member(opts.rootRank)
+        operator, root = operator_of(opts.reduceOp), self._member(opts.rootRank)
         fills = opts.rootRank == self._index
         arrays = [filled(tensor, "reduce") if fills else as_array(tensor) for tensor in tensors]
-
-        def run(communicator: Communicator, options: Options) -> None:
-            for array in arrays:
-                communicator.reduce(array, root, operator, group, **options)
-
-        return self._call(run, tensors, opts)
+        return self._each("reduce", [(array, root, operator) for array in arrays], tensors, opts)
 
     @one_tensor(2, "op")
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULT) -> Work:
         """Combine lists of tensors of all members; each keeps its own element."""
-        values = [[as_array(part) for part in parts] for parts in inputs]
-        return self._reduce_scatter(outputs, values, opts)
+        operator = operator_of(opts.reduceOp)
+        calls = [
+            (filled(output, "reduce_scatter"), [as_array(part) for part in parts], operator)
+            for output, parts in zip(outputs, inputs, strict=True)
+        ]
+        return self._each("reduce_scatter", calls, outputs, opts)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = _DEFAULT) -> Work:
         """Combine one tensor of all members; each keeps its own part."""
@@ -381,40 +376,26 @@ class BackendGroup(ProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT
     ) -> Work:
         """Do this for several."""
-        values: list[Any] = []
+        operator, calls = operator_of(opts.reduceOp), list[Any]()
         for output, whole in zip(outputs, inputs, strict=True):
             rows = member_rows(as_array(whole), output, self.size(), "reduce_scatter")
-            values.append(
-                rows.reshape(len(rows) * rows.shape[1], *rows.shape[2:]) if rows.ndim > 1 else each_row(rows)
-            )
-        return self._reduce_scatter(outputs, values, opts)
+            parts: Any = each_row(rows)
+            if rows.ndim > 1:
+                parts = rows.reshape(len(rows) * rows.shape[1], *rows.shape[2:])
+            calls.append((filled(output, "reduce_scatter"), parts, operator))
+        return self._each("reduce_scatter", calls, outputs, opts)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def _reduce_scatter(self, outputs: Tensors, values: Sequence[Any], opts: Any) -> Work:
-        operator, group = operator_of(opts.reduceOp), self.group
-        targets = [filled(output, "reduce_scatter") for output in outputs]
-
-        def run(communicator: Communicator, options: Options) -> None:
-            for target, parts in zip(targets, values, strict=True):
-                communicator.reduce_scatter(target, parts, operator, group, **options)
-
-        return self._call(run, outputs, opts)
 
     # -- movements -------------------------------------------------------------------------------------------
 
     @one_tensor(1, "root")
     def broadcast(self, tensors: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill each tensor with the root's."""
-        group, root = self.group, self._member(opts.rootRank)
-        arrays = [broadcast_operand(tensor) for tensor in tensors]
-
-        def run(communicator: Communicator, options: Options) -> None:
-            for array in arrays:
-                communicator.broadcast(array, root, group, **options)
-
-        return self._call(run, tensors, opts)
+        root = self._member(opts.rootRank)
+        calls = [(broadcast_operand(tensor), root) for tensor in tensors]
+        return self._each("broadcast", calls, tensors, opts)
 
     @one_tensor(2)
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
@@ -422,8 +403,11 @@ class BackendGroup(ProcessGroup):
         return self._all_gather_lists(outputs, inputs, opts)
 
     def _all_gather_lists(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
-        rows = [[filled(target, "all_gather") for target in targets] for targets in outputs]
-        return self._all_gather(rows, inputs, _flat(outputs), opts)
+        calls = [
+            ([filled(target, "all_gather") for target in targets], as_array(x))
+            for targets, x in zip(outputs, inputs, strict=True)
+        ]
+        return self._each("all_gather", calls, _flat(outputs), opts)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = _DEFAULT) -> Work:
         """Fill one tensor with those of all members."""
@@ -431,12 +415,11 @@ class BackendGroup(ProcessGroup):
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Do this for several."""
-        pairs = zip(outputs, inputs, strict=True)
-        rows = [
-            each_row(member_rows(filled(output, "all_gather"), x, self.size(), "all_gather"))
-            for output, x in pairs
+        calls = [
+            (each_row(member_rows(filled(output, "all_gather"), x, self.size(), "all_gather")), as_array(x))
+            for output, x in zip(outputs, inputs, strict=True)
         ]
-        return self._all_gather(rows, inputs, list(outputs), opts)
+        return self._each("all_gather", calls, outputs, opts)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill, for each member, a list of tensors."""
@@ -446,47 +429,27 @@ class BackendGroup(ProcessGroup):
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def _all_gather(self, rows: Sequence[list[AnyArray]], inputs: Tensors, value: Any, opts: Any) -> Work:
-        group = self.group
-        values = [as_array(x) for x in inputs]
-
-        def run(communicator: Communicator, options: Options) -> None:
-            for arrays, array in zip(rows, values, strict=True):
-                communicator.all_gather(arrays, array, group, **options)
-
-        return self._call(run, value, opts)
-
     @one_tensor(2, "root")
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Fill lists of tensors of one member with those of all."""
-        group, root = self.group, self._member(opts.rootRank)
-        values = [as_array(x) for x in inputs]
+        root = self._member(opts.rootRank)
         rows: list[Any] = [[filled(target, "gather") for target in targets] for targets in outputs]
-
-        def run(communicator: Communicator, options: Options) -> None:
-            for array, arrays in zip(values, rows or [None] * len(values), strict=True):
-                communicator.gather(array, arrays, root, group, **options)
-
-        return self._call(run, _flat(outputs), opts)
+        pairs = zip(inputs, rows or [None] * len(inputs), strict=True)
+        return self._each("gather", [(as_array(x), row, root) for x, row in pairs], _flat(outputs), opts)
 
     @one_tensor(2, "root")
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = _DEFAULT) -> Work:
         """Fill each member's tensor with its element of one member's list."""
-        group, root = self.group, self._member(opts.rootRank)
-        targets = [filled(output, "scatter") for output in outputs]
+        root = self._member(opts.rootRank)
         values: list[Any] = [[as_array(part) for part in parts] for parts in inputs]
-
-        def run(communicator: Communicator, options: Options) -> None:
-            for target, parts in zip(targets, values or [None] * len(targets), strict=True):
-                communicator.scatter(target, parts, root, group, **options)
-
-        return self._call(run, outputs, opts)
+        pairs = zip(outputs, values or [None] * len(outputs), strict=True)
+        calls = [(filled(output, "scatter"), parts, root) for output, parts in pairs]
+        return self._each("scatter", calls, outputs, opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = _DEFAULT) -> Work:
         """Give every member one tensor of every member."""
         targets = [filled(output, "all_to_all") for output in outputs]
-        values = [as_array(x) for x in inputs]
-        return self._all_to_all(targets, values, outputs, opts)
+        return self._each("all_to_all", [(targets, [as_array(x) for x in inputs])], outputs, opts)
 
     def all_to_all_single(
         self,
@@ -497,31 +460,16 @@ class BackendGroup(ProcessGroup):
         opts: Any = _DEFAULT,
     ) -> Work:
         """Give every member some rows of a tensor."""
-        array = filled(output, "all_to_all_single")
-        targets = rows_of(array, output_split_sizes or None, self.size(), "all_to_all_single", "output")
-        values = rows_of(
-            as_array(input), input_split_sizes or None, self.size(), "all_to_all_single", "input"
-        )
-        return self._all_to_all(targets, values, [output], opts)
+        name, size = "all_to_all_single", self.size()
+        targets = rows_of(filled(output, name), output_split_sizes or None, size, name, "output")
+        values = rows_of(as_array(input), input_split_sizes or None, size, name, "input")
+        return self._each("all_to_all", [(targets, values)], [output], opts)
 
     alltoall_base = all_to_all_single
 
-    def _all_to_all(self, targets: Any, values: Any, value: Any, opts: Any) -> Work:
-        group = self.group
-
-        def run(communicator: Communicator, options: Options) -> None:
-            communicator.all_to_all(targets, values, group, **options)
-
-        return self._call(run, value, opts)
-
     def barrier(self, opts: Any = _DEFAULT) -> Work:
         """Return when every member has called it."""
-        group = self.group
-
-        def run(communicator: Communicator, options: Options) -> None:
-            communicator.barrier(group, **options)
-
-        return self._call(run, [], opts)
+        return self._each("barrier", [()], [], opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Return when every member has called it, or raise with the missing ones after a time."""
@@ -529,7 +477,18 @@ class BackendGroup(ProcessGroup):
         limit = self.timeout if timeout is None else seconds_of(timeout)
         distributed.current().monitored_barrier(self.group, limit, wait_all_ranks)
 
-    def _call(self, run: Run, value: Any, opts: Any) -> Work:
+    def _each(
+        self, operation: str, calls: Sequence[tuple[Any, ...]], value: Sequence[Any], opts: Any
+    ) -> Work:
+        """Call one of our operations with each of some arguments, or begin to."""
+
+        def run(communicator: Communicator, options: Options) -> None:
+            for arguments in calls:
+                getattr(communicator, operation)(*arguments, group=self.group, **options)
+
+        return self._call(run, list(value), opts)
+
+    def _call(self, run: Callable[[Communicator, Options], None], value: Any, opts: Any) -> Work:
         """Run a collective, or begin it."""
         communicator = distributed.current()
         timeout = self.timeout if opts.timeout <= NO_TIME else seconds_of(opts.timeout)

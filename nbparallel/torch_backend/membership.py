@@ -6,6 +6,8 @@ import os
 import secrets
 import tempfile
 import time
+from functools import cache
+from itertools import count
 from typing import Any
 
 import torch.distributed
@@ -45,11 +47,9 @@ def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
     timeout = seconds_of(options.timeout)
     if members:
         first = torch.distributed.distributed_c10d._get_default_group()
-        if not isinstance(first, BackendGroup):  # one that gloo or another backend made: all ranks, in order
-            ranks = members
-        else:
-            ranks = tuple([first.ranks[member] for member in members])
-        return BackendGroup(ranks, index, name=name, first=False, timeout=timeout)
+        if isinstance(first, BackendGroup):  # else gloo or another backend made it: all ranks, in order
+            members = tuple([first.ranks[member] for member in members])
+        return BackendGroup(members, index, name=name, first=False, timeout=timeout)
     leave = None
     if not distributed.is_initialized():
         _meet(options.store, index, size, options.timeout)
@@ -57,13 +57,12 @@ def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
     ranks = ranks_of(index, size)
     if not ranks:
         raise misplaced(index, size)
-    if leave is not None:
-        return BackendGroup(ranks, index, name=name, first=True, timeout=timeout, leave=leave)
     place = ranks, distributed.current().world_size
-    world = _worlds.get(place)
+    world = None if leave else _worlds.get(place)
     if world is None:
         _worlds.clear()
-        world = _worlds[place] = BackendGroup(ranks, index, name=name, first=True, timeout=timeout)
+        world = BackendGroup(ranks, index, name=name, first=True, timeout=timeout, leave=leave)
+        _worlds[place] = world
     world.timeout = timeout
     return world
 
@@ -150,8 +149,8 @@ def _machine() -> str:
 
 _files: dict[tuple[int, int], int] = {}
 """Descriptors by device and inode."""
-_made: list[int] = []
-"""The descriptor of the file that this process has made, and how many groups it has served."""
+_numbers = count(1)
+"""Of the groups that this process's own file serves."""
 
 
 def store_of(ranks: tuple[int, ...]) -> Any:
@@ -160,7 +159,7 @@ def store_of(ranks: tuple[int, ...]) -> Any:
         return None
     communicator = distributed.current()
     first = communicator.rank == ranks[0]
-    offer = _offer() if first else None
+    offer = (os.getpid(), _own_file(), next(_numbers)) if first else None
     if len(ranks) > 1:
         group = None if len(ranks) == communicator.world_size else Group(ranks)
         try:
@@ -175,11 +174,9 @@ def store_of(ranks: tuple[int, ...]) -> Any:
     return PrefixStore(str(number), FileStore(f"/proc/self/fd/{mine}", len(ranks)))
 
 
-def _offer() -> tuple[int, int, int]:
-    if not _made:
-        _made[:] = [os.memfd_create("nbparallel-torch-store"), 0]
-    _made[1] += 1
-    return os.getpid(), _made[0], _made[1]
+@cache
+def _own_file() -> int:
+    return os.memfd_create("nbparallel-torch-store")
 
 
 def _open(pid: int, descriptor: int) -> int:
