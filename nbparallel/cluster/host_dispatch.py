@@ -381,7 +381,6 @@ class HostDispatcher(TaskDispatcher):
         pool: TaskPool,
         make: TaskFactory,
         options: CellOptions,
-        notes: list[str],
         watch: TaskWatch | None = None,
         ranks: tuple[int, ...] = (),
     ) -> TaskRequest:
@@ -390,7 +389,7 @@ class HostDispatcher(TaskDispatcher):
                 "map divides its items among the ranks of one machine: on hosts, let each rank take "
                 "items[rank::world_size] in a cell"
             )
-        return super().prepare(pool, make, options, notes, watch, ranks)
+        return super().prepare(pool, make, options, watch, ranks)
 
     def prepare_cell(self, pool: TaskPool, cell: str, options: CellOptions, *rest: Any) -> TaskRequest:
         if options.check_races:

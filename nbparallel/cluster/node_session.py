@@ -130,7 +130,7 @@ class NodeSession(Session):
             self._revived.update(pool.ranks if pool.ended() else [handle.rank for handle in pool.dead()])
         super()._ensure(interrupts)
         pool = self._ranks.running
-        pool.listen(lambda _, message: self._on_event(message))
+        pool.listener = lambda _, message: self._on_event(message)
         return pool
 
     @property

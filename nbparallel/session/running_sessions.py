@@ -9,24 +9,15 @@ from typing import Any
 
 from nbparallel.wire.system import do_all
 
-_running: weakref.WeakSet[Any] = weakref.WeakSet()
+RUNNING: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those whose ranks run."""
 _notebook: Callable[[], tuple[Any, Any]] | None = None
 
 
 @atexit.register
 def _stop_all() -> None:
     """Stop sessions that the program left running; in a forked child `stop` does nothing."""
-    do_all(*(session.stop for session in list(_running)))
-
-
-def add(session: Any) -> None:
-    """Record that the ranks of a session run."""
-    _running.add(session)
-
-
-def discard(session: Any) -> None:
-    """Record that it was stopped."""
-    _running.discard(session)
+    do_all(*(session.stop for session in list(RUNNING)))
 
 
 def use_notebook(notebook: Callable[[], tuple[Any, Any]] | None) -> None:
@@ -47,7 +38,7 @@ def current() -> tuple[Any, Any]:
     """
     if _notebook is not None:
         return _notebook()
-    found = list(_running)
+    found = list(RUNNING)
     if len(found) > 1:
         raise RuntimeError(
             f"{len(found)} sessions are running here, and any of them could be meant: call the method of "

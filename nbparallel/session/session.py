@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextvars
 import functools
 import importlib
+import operator
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -35,7 +37,7 @@ from nbparallel.session.tasks.dispatch import (
     push_task,
 )
 from nbparallel.session.tasks.item_map import ItemMap
-from nbparallel.session.tasks.task_run import TaskFactory, TaskRun, TaskWatch
+from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 
@@ -128,37 +130,8 @@ STOP_SECONDS = 1.0
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
-START_METHODS = ("forkserver", "spawn")
-SessionParts = tuple[NameDelivery, TaskDispatcher, SessionRanks, SessionViews]
-"""How names, tasks and ranks of a session are handled, and what shows them."""
-
-
-def _make_parts(
-    world_size: int | None,
-    start_method: str,
-    launch: SupervisorLaunch | None,
-    cluster: Any,
-    ranks_per_host: int | None,
-    max_hosts: int | None,
-) -> SessionParts:
-    if sharing.current_store().client != 0:
-        raise RuntimeError("a rank or worker cannot start ranks: use a session of the notebook or script")
-    if start_method not in START_METHODS:
-        raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
-    if cluster is not None:
-        elsewhere = importlib.import_module("nbparallel.cluster.host_session")  # it stands on this package
-        parts: SessionParts = elsewhere.make_parts(
-            cluster, world_size, start_method, ranks_per_host, max_hosts
-        )
-        return parts
-    if ranks_per_host is not None or max_hosts is not None:
-        raise TypeError("ranks_per_host and max_hosts are about hosts: pass cluster= as well")
-    size = usable_cpus() if world_size is None else world_size
-    check_world_size(size)
-    names = NameDelivery(sharing.current_store())
-    tasks = TaskDispatcher(names)
-    ranks = ElasticPool(WorldPlace(int(size)), start_method, launch, names, tasks.output_of)
-    return names, tasks, ranks, SessionViews(ranks, names, tasks)
+Prepare = Callable[[TaskPool], TaskRequest]
+"""Makes the request for a task, once the ranks run."""
 
 
 class Session:
@@ -218,8 +191,27 @@ class Session:
         ranks_per_host: int | None = None,
         max_hosts: int | None = None,
     ) -> None:
-        parts = _make_parts(world_size, start_method, launch, cluster, ranks_per_host, max_hosts)
-        self._names, self._tasks, self._ranks, self._views = parts
+        if sharing.current_store().client != 0:
+            raise RuntimeError("a rank or worker cannot start ranks: use a session of the notebook or script")
+        if start_method not in START_METHODS:
+            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, not {start_method!r}")
+        if cluster is None:
+            if ranks_per_host is not None or max_hosts is not None:
+                raise TypeError("ranks_per_host and max_hosts are about hosts: pass cluster= as well")
+            size = usable_cpus() if world_size is None else world_size
+            check_world_size(size)
+            self._names = NameDelivery(sharing.current_store())
+            self._tasks = TaskDispatcher(self._names)
+            place, output_of = WorldPlace(int(size)), self._tasks.output_of
+            pool = ElasticPool(place, start_method, launch, self._names, output_of)
+            self._ranks: SessionRanks = pool
+            self._views = SessionViews(pool, self._names, self._tasks)
+        else:
+            elsewhere = importlib.import_module(
+                "nbparallel.cluster.host_session"
+            )  # it stands on this package
+            parts = elsewhere.make_parts(cluster, world_size, start_method, ranks_per_host, max_hosts)
+            self._names, self._tasks, self._ranks, self._views = parts
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place
         self._line = deque[QueuedCell]()
@@ -264,7 +256,7 @@ class Session:
             return  # a forked child owns nothing
         with InterruptCounter():
             self._session_lock.closed = True
-            running_sessions.discard(self)
+            running_sessions.RUNNING.discard(self)
             # First a thread that starts ranks or waits for them raises; it has a moment to end what it began.
             do_all(self._ranks.close, partial(self._session_lock.close, STOP_SECONDS), self._ranks.stop)
 
@@ -290,7 +282,7 @@ class Session:
     def _ensure(self, interrupts: InterruptCounter) -> TaskPool:
         before, pool = self._ranks.pool, self._ranks.ensure(interrupts)
         if pool is not before:
-            running_sessions.add(self)
+            running_sessions.RUNNING.add(self)
         self._tasks.read_in_place, self._tasks.keep_messages = self.read_in_place, self.keep_messages
         self._tasks.keep_frames = self.keep_frames
         return pool
@@ -363,8 +355,7 @@ class Session:
             line_offset=line_offset, want_values=want_values, show_values=show_values, seed=seed,
             on_error=on_error, draw=draw, check_races=check_races, profile=profile, observers=observers,
         )  # fmt: skip
-        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            return self._finish(self._launch(cell, ranks, options, interrupts), interrupts)
+        return self._perform(self._of_cell(cell, ranks, options))
 
     def submit(
         self, cell: str, *, ranks: Iterable[int] | None = None, queue: bool = False, **options: Any
@@ -382,22 +373,17 @@ class Session:
             If the ranks are busy, run it when all cells that were submitted before it have ended.
         """
         made: list[PendingCell] = []
-        submit = self._put_behind if queue and (self._line or self._session_lock.held) else self._start
+        chosen = CellOptions(**options)
         try:
-            submit(cell, ranks, CellOptions(**options), made)
+            if queue and (self._line or self._session_lock.held):
+                self._put_behind(cell, ranks, chosen, made)
+            else:
+                self._start(self._of_cell(cell, ranks, chosen), made)
             return made[0]
         except BaseException:
             for pending in made:  # an interrupt at the very end, and no caller has the cell
                 pending.cancel()
             raise
-
-    def _start(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
-    ) -> None:
-        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            run = self._launch(cell, ranks, options, interrupts)
-            finish = partial(self._finish, run, interrupts)
-            made.append(PendingCell(finish, interrupts, self._session_lock.release, run.output))
 
     def _put_behind(
         self, cell: str, ranks: Iterable[int] | None, options: CellOptions, made: list[PendingCell]
@@ -413,18 +399,39 @@ class Session:
             check_cell(cell, options)
             names = self._tasks.gather(cell, options, select_ranks(ranks, self.world_size))
             context = contextvars.copy_context()  # numpy's and decimal's settings are there
-            launch: Any = partial(context.run, partial(self._launch, cell, ranks, options, names=names))
+            prepare: Any = self._of_cell(cell, ranks, options, names)
+            launch: Any = partial(context.run, self._launch, prepare)
             made.append(QueuedCell(self._line, self._session_lock, launch, self._finish, options.sink))
 
-    def _launch(
-        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, interrupts: InterruptCounter,
-        names: GatheredNames | None = None,
-    ) -> TaskRun:  # fmt: skip
+    def _of_cell(
+        self, cell: str, ranks: Iterable[int] | None, options: CellOptions, names: GatheredNames | None = None
+    ) -> Prepare:
         check_cell(cell, options)
+        return lambda pool: self._tasks.prepare_cell(
+            pool, cell, options, select_ranks(ranks, self.world_size), names
+        )
+
+    # Every task takes one of two ways, whatever it is: its caller waits for it, or has a `PendingCell`.
+
+    def _perform(self, prepare: Prepare) -> CellResult:
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
+            return self._finish(self._launch(prepare, interrupts), interrupts)
+
+    def _start(
+        self,
+        prepare: Prepare,
+        made: list[PendingCell],
+        complete: Callable[[Callable[[], CellResult]], CellResult] = operator.call,
+    ) -> None:
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
+            run = self._launch(prepare, interrupts)
+            finish = partial(complete, partial(self._finish, run, interrupts))
+            made.append(PendingCell(finish, interrupts, self._session_lock.release, run.output))
+
+    def _launch(self, prepare: Prepare, interrupts: InterruptCounter) -> TaskRun:
         started = time.monotonic()
         pool = self._ensure(interrupts)
-        selected = select_ranks(ranks, self.world_size)
-        request = self._tasks.prepare_cell(pool, cell, options, selected, [], started, names)
+        request = replace(prepare(pool), started=started)
         request.notes[:0] = self._ranks.take_notes()  # a cell that could not be prepared shows no lines
         return self._tasks.launch(pool, request, interrupts)
 
@@ -498,29 +505,17 @@ class Session:
         ranks: tuple[int, ...] = (), timeout: float | None = None,
     ) -> CellResult:  # fmt: skip
         """Perform a task, on all ranks by default; `watch` follows it."""
-        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            options = CellOptions(sink=sink, timeout=timeout)
-            return self._finish(self._launch_task(make, options, watch, interrupts, ranks), interrupts)
+        options = CellOptions(sink=sink, timeout=timeout)
+        return self._perform(lambda pool: self._tasks.prepare(pool, make, options, watch, ranks))
 
     def begin(self, chosen: ItemMap, sink: OutputSink) -> PendingCell:
         """Have the ranks do a map in the background."""
-        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
-            run = self._launch_task(chosen.make, CellOptions(sink=sink), chosen, interrupts)
-            finish = partial(chosen.complete, partial(self._finish, run, interrupts))
-            return PendingCell(finish, interrupts, self._session_lock.release, run.output)
-
-    def _launch_task(
-        self,
-        make: TaskFactory,
-        options: CellOptions,
-        watch: TaskWatch | None,
-        interrupts: InterruptCounter,
-        ranks: tuple[int, ...] = (),
-    ) -> TaskRun:
-        pool = self._ensure(interrupts)
-        request = self._tasks.prepare(pool, make, options, [], watch, ranks)
-        request.notes[:0] = self._ranks.take_notes()
-        return self._tasks.launch(pool, request, interrupts)
+        made: list[PendingCell] = []
+        options = CellOptions(sink=sink)
+        self._start(
+            lambda pool: self._tasks.prepare(pool, chosen.make, options, chosen), made, chosen.complete
+        )
+        return made[0]
 
     def restart(self, rank: int | None = None) -> None:
         """Restart one rank, or all, in a fresh process; the other ranks keep their variables."""

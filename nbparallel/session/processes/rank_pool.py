@@ -49,7 +49,7 @@ from nbparallel.sharing import Store
 from nbparallel.sharing.broker import SegmentBroker
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
-from nbparallel.wire.control_layout import ABANDONED_ENTRIES, keep_locks
+from nbparallel.wire.control_layout import keep_locks
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
@@ -125,7 +125,8 @@ class RankPool:
         self.place = place
         self._output_of = output_of
         self._events: deque[tuple[RankHandle | None, Any]] = deque()
-        self._listener: Callable[[RankHandle | None, Any], None] = lambda *_: None
+        self.listener: Callable[[RankHandle | None, Any], None] = lambda *_: None
+        """Called with every event, in the event loop's thread."""
         self._next_client = 1
         self._error: NbParallelError | None = None
         self.handles: list[RankHandle] = []
@@ -169,11 +170,7 @@ class RankPool:
         done = isinstance(message, Outcome) and message.ok
         if not (done and any(other.busy for other in self.handles)):
             self.wake()
-        self._listener(handle, message)
-
-    def listen(self, listener: Callable[[RankHandle | None, Any], None]) -> None:
-        """Call `listener` with every event, in the event loop's thread; there is one listener at a time."""
-        self._listener = listener
+        self.listener(handle, message)
 
     def _fail(self, error: NbParallelError) -> None:
         self._error = self._error or error
@@ -276,40 +273,37 @@ class RankPool:
         with self._stopping:  # a handle that is made here is not left to a `stop` that has been there already
             if self._wake < 0:
                 raise ClosedError(STOPPED)
-            self._spawn_process(rank)
-
-    def _spawn_process(self, rank: int) -> None:
-        client, self._next_client = self._next_client, self._next_client + 1
-        handle = RankHandle(
-            rank,
-            client,
-            self._event_loop,
-            post=self._post,
-            output_of=self._output_of,
-            on_report=self.queries.take,
-            end=self.supervisor.kill,
-        )
-        configure = Configure(
-            session=self.session,
-            rank=rank,
-            place=self.place,
-            client=client,
-            context=working_context(),
-            environment=tuple(os.environ.items()),
-            usable_cpus=usable_cpus(),
-            seed=self._seed,
-            colors=notebook_colors(),
-            magics=has_magics(),
-            notebook=os.getpid(),
-        )
-        handle.sent_context = configure.context
-        if rank in self.ranks:
-            self.handle(rank).close_later()
-            self.handles[rank - self.place.ranks.start] = handle
-        else:
-            self.handles.append(handle)
-        handle.send(Kind.CONFIGURE, configure)
-        self.supervisor.spawn(handle)
+            client, self._next_client = self._next_client, self._next_client + 1
+            handle = RankHandle(
+                rank,
+                client,
+                self._event_loop,
+                post=self._post,
+                output_of=self._output_of,
+                on_report=self.queries.take,
+                end=self.supervisor.kill,
+            )
+            configure = Configure(
+                session=self.session,
+                rank=rank,
+                place=self.place,
+                client=client,
+                context=working_context(),
+                environment=tuple(os.environ.items()),
+                usable_cpus=usable_cpus(),
+                seed=self._seed,
+                colors=notebook_colors(),
+                magics=has_magics(),
+                notebook=os.getpid(),
+            )
+            handle.sent_context = configure.context
+            if rank in self.ranks:
+                self.handle(rank).close_later()
+                self.handles[rank - self.place.ranks.start] = handle
+            else:
+                self.handles.append(handle)
+            handle.send(Kind.CONFIGURE, configure)
+            self.supervisor.spawn(handle)
 
     def _refuse_other_versions(self, handles: list[RankHandle]) -> None:
         """End ranks that were started after something was installed over what this process runs."""
@@ -392,11 +386,6 @@ class RankPool:
                 self.control.close()
             self.control = view
             keep_locks(self.control.words, abandoned)
-            if len(abandoned) > ABANDONED_ENTRIES:
-                self.supervisor.notes.append(
-                    f"ranks died with {len(abandoned)} locks held that no rank has taken since: "
-                    f"a rank that takes one of the {len(abandoned) - ABANDONED_ENTRIES} oldest is not warned"
-                )
             self.supervisor.epoch(fd, self.epoch)
             join = JoinWorld(self.epoch, self.place, free_port())
             for handle in self.handles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +69,10 @@ class TaskDispatcher:
     def __init__(self, names: NameDelivery) -> None:
         self._names = names
         self._outputs: dict[int, TaskOutput] = {}
-        self._number = 0
+        self.output_of = self._outputs.get
+        """Returns where the output of a task goes; None if that task is too old."""
+        self.next_number = itertools.count(1).__next__
+        """Returns a number that no task of the session has had."""
         self._sent: list[TaskRun] = []
         """The task that is being sent, or waited for."""
         self.record: CellRecord | None = None
@@ -84,21 +88,11 @@ class TaskDispatcher:
         self.keep_frames = False
         """Whether ranks keep the frames of a failure for `debug_task`."""
 
-    def next_number(self) -> int:
-        """Return a number that no task of the session has had."""
-        self._number += 1
-        return self._number
-
-    def output_of(self, number: int) -> TaskOutput | None:
-        """Return where the output of a task goes; None if that task is too old."""
-        return self._outputs.get(number)
-
     def prepare(
         self,
         pool: TaskPool,
         make: TaskFactory,
         options: CellOptions,
-        notes: list[str],
         watch: TaskWatch | None = None,
         ranks: tuple[int, ...] = (),
     ) -> TaskRequest:
@@ -106,7 +100,7 @@ class TaskDispatcher:
         number, ranks = self.next_number(), ranks or tuple(pool.ranks)
         task, keepalive = make(pool, number, ranks)
         fds = () if watch is None else watch.fds
-        return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, notes, watch, fds=fds)
+        return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, watch=watch, fds=fds)
 
     def prepare_cell(
         self,
@@ -114,22 +108,20 @@ class TaskDispatcher:
         cell: str,
         options: CellOptions,
         ranks: tuple[int, ...],
-        notes: list[str],
-        started: float,
         names: GatheredNames | None = None,
     ) -> TaskRequest:
         """Put arrays that a cell uses into shared memory, and return the cell with what each rank needs.
 
         `names` was returned by `gather` when the cell was put into a queue.
         """
-        preparation = None
+        preparation, notes = None, list[str]()
         if options.namespace is not None:
             try:
-                if names is None:
-                    names = self._names.gather(
-                        cell, options.namespace, tuple(options.share), tuple(options.draw)
-                    )
-                preparation = self._names.deliver(names, ranks)
+                preparation = self._names.deliver(
+                    names
+                    or self._names.gather(cell, options.namespace, tuple(options.share), tuple(options.draw)),
+                    ranks,
+                )
             except ChannelClosedError as error:
                 if not pool.ended(DEATH_MILLISECONDS):
                     raise
@@ -137,7 +129,7 @@ class TaskDispatcher:
                     "the supervisor process died while the cell's arrays were on their way: the next cell "
                     "starts new ranks"
                 ) from error
-            notes += [*preparation.notes, *_copied_notes(preparation)]
+            notes = [*preparation.notes, *_copied_notes(preparation)]
         updates = {} if preparation is None else preparation.updates
         number = self.next_number()
         count = number if options.execution_count is None else options.execution_count
@@ -160,7 +152,7 @@ class TaskDispatcher:
                 follows_names=preparation is not None,
             )
 
-        return TaskRequest(number, ranks, make, options, preparation, None, notes, None, started)
+        return TaskRequest(number, ranks, make, options, preparation, notes=notes)
 
     def gather(self, cell: str, options: CellOptions, ranks: tuple[int, ...]) -> GatheredNames | None:
         """Return what a cell uses of the notebook as it is now, for a launch later."""

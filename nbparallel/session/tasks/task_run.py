@@ -44,15 +44,14 @@ Question = tuple[RankHandle, InputRequest]
 
 def refuse_questions(questions: Sequence[Question], reason: str) -> None:
     """Refuse questions that several ranks asked together, or for another reason."""
-    if reason:
-        _answer(questions, refusal=f"no user can be asked for input(): {reason}")
-        return
     ranks = rank_list(handle.rank for handle, _ in questions)
-    _answer(
-        questions,
-        refusal=f"{ranks} called input() at the same time, and there is one keyboard: let one rank ask "
-        "(`if rank == 0:`) and send the answer to the others (`broadcast`)",
+    refusal = (
+        f"{ranks} called input() at the same time, and there is one keyboard: let one rank ask "
+        "(`if rank == 0:`) and send the answer to the others (`broadcast`)"
     )
+    if reason:
+        refusal = f"no user can be asked for input(): {reason}"
+    _answer(questions, refusal=refusal)
 
 
 def ask_user(question: Question, interrupts: InterruptCounter) -> None:
@@ -435,14 +434,14 @@ class TaskRun:
             left = self.escalation.seconds_left
             alarm = None if left is None else threading.Timer(left, interrupts.end_raising)
             if not self.escalation.go_on:
-                pool.listen(lambda *event: interrupts.end_raising() if self._ends(*event) else None)
+                pool.listener = lambda *event: interrupts.end_raising() if self._ends(*event) else None
             try:
                 if alarm is not None:
                     alarm.start()
                 self.output.show_now()
                 ask_user(questions[0], interrupts)
             finally:
-                pool.listen(lambda *_: None)
+                pool.listener = lambda *_: None
                 if alarm is not None:
                     alarm.cancel()
                     alarm.join()

@@ -252,12 +252,12 @@ def test_nbp_map_takes_the_session_that_runs(two: Session) -> None:
 @pytest.mark.slow
 def test_nbp_map_starts_ranks_for_itself(two: Session) -> None:
     """Without a session it starts ranks, and none of them is left (the leak check looks)."""
-    running_sessions.discard(two)
+    running_sessions.RUNNING.discard(two)
     try:
         assert nbp.map(abs, [-1, 2]) == [1, 2]
         assert running_sessions.current() == (None, None)
     finally:
-        running_sessions.add(two)
+        running_sessions.RUNNING.add(two)
 
 
 @pytest.mark.parametrize("operation", ["all_reduce(1)", "barrier()", "broadcast(1, group=new_group([0, 1]))"])
