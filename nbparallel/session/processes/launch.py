@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import nbparallel
 from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError, StartError
 from nbparallel.wire import system
@@ -262,17 +261,7 @@ def process_attributes() -> tuple[object, ...]:
         _creation_mask(),
         os.getresuid(),
         os.getresgid(),
-        _package(),
     )
-
-
-def _package() -> tuple[int, ...]:
-    """Return inode, time and size of this package's file: another version may have been installed."""
-    try:
-        found = os.stat(nbparallel.__file__)
-    except OSError:
-        return ()  # it was removed: the next start reports it
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _creation_mask() -> str:

@@ -68,14 +68,13 @@ class RankDeath:
 
 
 _LIKELY_CAUSE = {
-    "SIGKILL": "killed by SIGKILL: by hand, or by the system because memory ran out",
+    "SIGKILL": "was killed by SIGKILL: by hand, or by the system because memory ran out",
     "SIGSEGV": "crashed (SIGSEGV): C code touched memory that is not its own, or wrote to an array that "
     "ranks may only read (scipy with overwrite_a=True or in scipy.linalg.blas and lapack, torch after "
     "from_numpy, and np.add.at do: copy the array first, or `--share` it)",
     "SIGBUS": "crashed (SIGBUS): the memory behind a mapping is gone (was a mapped file made shorter?)",
     "SIGABRT": "aborted (SIGABRT): C code called abort()",
     "SIGFPE": "crashed (SIGFPE): C code divided by zero",
-    "SIGTERM": "was ended by SIGTERM",
 }
 
 
@@ -91,11 +90,7 @@ def describe_death(end: RankDeath) -> str:
     if end.reason:
         return f"was {end.reason}"
     if name is not None:
-        return (
-            "was " + _LIKELY_CAUSE[name]
-            if name == "SIGKILL"
-            else _LIKELY_CAUSE.get(name, f"was ended by {name}")
-        )
+        return _LIKELY_CAUSE.get(name, f"was ended by {name}")
     if end.exit_code is None:
         return "ended; its exit status is unknown"
     return f"ended with exit code {end.exit_code} (os._exit, or C code that calls exit)"
@@ -512,28 +507,18 @@ def _unpickled(frame: Frame) -> object:
 
 
 def working_context() -> WorkingContext:
-    """Return this process's settings, search path and working directory, the root if that was removed."""
-    return WorkingContext(_directory() or "/", _path(), current_settings())
+    """Return this process's settings, search path and working directory, empty if that was removed."""
+    try:
+        directory = os.getcwd()
+    except OSError:
+        directory = ""
+    return WorkingContext(directory, tuple(map(str, sys.path)), current_settings())  # some put a `Path` there
 
 
 def send_working_context(handles: Iterable[RankHandle]) -> None:
     """Send ranks this process's working directory, search path and settings, if one has changed."""
-    directory, path, settings = _directory(), _path(), current_settings()
+    here = working_context()
     for handle in handles:
-        sent = handle.sent_context
-        # No process can change to a directory that was removed: a rank that is in it stays in it.
-        here = WorkingContext(directory or (sent.cwd if sent is not None else "/"), path, settings)
-        if sent != here:
+        if handle.sent_context != here:
             handle.sent_context = here
             handle.send(Kind.WORKING_CONTEXT, here)
-
-
-def _directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return ""
-
-
-def _path() -> tuple[str, ...]:
-    return tuple(str(entry) for entry in sys.path)  # some put a `Path` there

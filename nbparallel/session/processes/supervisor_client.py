@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -61,21 +62,16 @@ class QueryChannel:
             if not self._one_at_a_time.acquire(timeout=patience):
                 return []
             try:
-                return self._ask(send, incomplete, deadline)
+                with self._changed:
+                    self._number += 1
+                    self._replies = []
+                send(self._number)
+                with self._changed:
+                    while incomplete(self._replies) and (left := deadline - time.monotonic()) > 0:
+                        self._changed.wait(min(left, SLICE_SECONDS))
+                    return list(self._replies)
             finally:
                 self._one_at_a_time.release()
-
-    def _ask(
-        self, send: Callable[[int], None], incomplete: Callable[[list[Any]], bool], deadline: float
-    ) -> list[Any]:
-        with self._changed:
-            self._number += 1
-            self._replies = []
-        send(self._number)
-        with self._changed:
-            while incomplete(self._replies) and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(min(left, SLICE_SECONDS))
-            return list(self._replies)
 
     def take(self, number: int, reply: Any) -> None:
         """Take a reply; drop it if its query was given up."""
@@ -124,31 +120,6 @@ class RankQueries:
         self._channel.take(reply.number, (rank, reply))
 
 
-class LedgerQuery:
-    """The query for the supervisor's ledger.
-
-    Parameters
-    ----------
-    send : callable
-        Sends the query with this number.
-    ended : callable
-        Whether the supervisor has ended.
-    """
-
-    def __init__(self, send: Callable[[int], None], ended: Callable[[], bool]) -> None:
-        self._send, self._ended = send, ended
-        self._channel = QueryChannel()
-
-    def ask(self, patience: float = PATIENCE_SECONDS) -> tuple[LedgerRow, ...] | None:
-        """Return the rows of the ledger; None if they do not come within `patience` seconds."""
-        replies = self._channel.ask(self._send, lambda found: not (found or self._ended()), patience)
-        return replies[0] if replies else None
-
-    def take(self, frame: Frame) -> None:
-        """Take the reply."""
-        self._channel.take(frame.sequence, read_report(frame.payload)[0])
-
-
 # Orphans of a session whose supervisor is dead: processes that user code on its ranks started.
 #
 # While the supervisor lives it ends them itself (it is a subreaper).  Afterwards they are found by the
@@ -193,18 +164,16 @@ class OomKillCounter:
     def __init__(self, read: ReadText = read_text) -> None:
         self._read = read
         self._file = next((path for path in _files(read) if self._count(path) is not None), "")
-        self._seen = 0
-        self.read_count()
-
-    def read_count(self) -> None:
-        """Read the count: a later rise explains a later death."""
-        self._read_at = time.monotonic()
-        self._seen = self._count(self._file) or 0
+        self._seen, self._read_at = 0, -math.inf
+        self.poll()
 
     def poll(self) -> None:
-        """Read the count unless that was done a moment ago: a script can run a thousand tasks a second."""
-        if time.monotonic() - self._read_at >= POLL_SECONDS:
-            self.read_count()
+        """Read the count, of which a later rise explains a later death, unless that was done a moment ago.
+
+        A script can run a thousand tasks a second.
+        """
+        if (now := time.monotonic()) - self._read_at >= POLL_SECONDS:
+            self._seen, self._read_at = self._count(self._file) or 0, now
 
     def explain(self) -> str:
         """Return the cause of a kill as the end of ``was …``; empty if the system did not run out of memory.
@@ -285,9 +254,7 @@ class SupervisorClient:
         self.pid = self._popen.pid
         with as_start_error("pidfd_open"):
             self._pidfd = os.pidfd_open(self.pid)
-        self.ledger = LedgerQuery(
-            lambda number: self._send(Kind.LEDGER, {}, sequence=number), lambda: self.dead
-        )
+        self._ledger = QueryChannel()
         event_loop.watch(self._pidfd, self._on_pidfd)
         event_loop.watch(self.control.fileno(), self._on_control)
 
@@ -324,6 +291,15 @@ class SupervisorClient:
         except ChannelClosedError:
             pass  # it has ended, which its pidfd reports
 
+    def ledger(self, patience: float = PATIENCE_SECONDS) -> tuple[LedgerRow, ...] | None:
+        """Return the rows of the supervisor's ledger; None if they do not come within `patience` seconds."""
+        replies = self._ledger.ask(
+            lambda number: self._send(Kind.LEDGER, {}, sequence=number),
+            lambda found: not (found or self.dead),
+            patience,
+        )
+        return replies[0] if replies else None
+
     def log(self) -> str:
         """Return the end of the output of supervisor and template."""
         size = os.fstat(self._log).st_size
@@ -347,7 +323,7 @@ class SupervisorClient:
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.LEDGER:
-            self.ledger.take(frame)
+            self._ledger.take(frame.sequence, read_report(frame.payload)[0])
             return
         report = json.loads(frame.payload) if frame.payload else {}
         if frame.kind is Kind.READY:
