@@ -59,7 +59,7 @@ class ItemProgress:
         workers = []
         for place, (pid, item, since_ns) in sorted(found.items()):
             computing = running and item >= 0
-            memory = read_memory(pid) if pid else None
+            memory = read_memory(pid) if pid else {}
             workers.append(
                 RankActivity(
                     rank=place,
@@ -73,7 +73,7 @@ class ItemProgress:
                     waiting=0.0,
                     operations=0,
                     finished=0.0 if running else seconds,
-                    private_nbytes=0 if memory is None else memory.private_nbytes,
+                    private_nbytes=memory.get("private_nbytes", 0),
                     items=self.done[place],
                     item=item if computing else -1,
                 )

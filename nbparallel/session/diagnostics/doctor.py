@@ -31,6 +31,7 @@ from nbparallel.wire.system import (
     TaskLimit,
     affine_cpus,
     cgroup_quota,
+    do_all,
     mapping_limit,
     open_descriptors,
     process_limit,
@@ -45,14 +46,8 @@ SHM = "/dev/shm"
 PACKAGES = ("nbparallel", "ipython", "ipykernel", "numpy")
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceLimit:
-    """One of the process's limits (getrlimit(2)); None: unlimited."""
-
-    soft: int | None
-    """What holds."""
-    hard: int | None
-    """How far this user may raise it."""
+ResourceLimit = tuple[int | None, int | None]
+"""A limit of the process (getrlimit(2)): what holds, and how far this user may raise it; None: unlimited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +104,12 @@ def inspect_machine() -> Machine:
     """Inspect this machine; allocates one page of shared memory with each strategy, and frees it."""
     return Machine(
         proc=os.path.isdir("/proc/self/fd"),
-        files=ResourceLimit(*process_limit(resource.RLIMIT_NOFILE)),
+        files=process_limit(resource.RLIMIT_NOFILE),
         used_files=open_descriptors() or 0,
-        processes=ResourceLimit(*process_limit(resource.RLIMIT_NPROC)),
+        processes=process_limit(resource.RLIMIT_NPROC),
         tasks=tuple(task_limits()),
-        file_size=ResourceLimit(*process_limit(resource.RLIMIT_FSIZE)),
-        address_space=ResourceLimit(*process_limit(resource.RLIMIT_AS)),
+        file_size=process_limit(resource.RLIMIT_FSIZE),
+        address_space=process_limit(resource.RLIMIT_AS),
         max_maps=mapping_limit(),
         used_maps=_read("/proc/self/maps").count("\n"),
         free=tuple(memory_limits.limits()),
@@ -155,23 +150,12 @@ def _blas() -> tuple[tuple[str, int], ...]:
     return tuple((str(pool["internal_api"]), int(pool["num_threads"])) for pool in threadpool_info())
 
 
-def _socketpair() -> None:
-    for end in Channel.pair():
-        end.close()
-
-
-def _thread() -> None:
-    thread = threading.Thread(target=int)
-    thread.start()
-    thread.join()
-
-
 _CALLS: Mapping[str, Callable[[], None]] = {
     "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
     "memfd_create": lambda: os.close(os.memfd_create("nbp-look", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)),
     "eventfd": lambda: os.close(os.eventfd(0, os.EFD_CLOEXEC)),
-    "socketpair": _socketpair,
-    "a thread": _thread,
+    "socketpair": lambda: do_all(*(end.close for end in Channel.pair())),
+    "a thread": lambda: threading.Thread(target=int).start(),
 }
 
 
@@ -335,14 +319,14 @@ def _limits(machine: Machine) -> Iterator[Finding]:
             "in a container start it with more (docker run --shm-size=4g), elsewhere `mount -o "
             "remount,size=4g /dev/shm`; or stay with file_descriptor, which does not need it",
         )
-    files, used = machine.files, machine.used_files
+    (files, _), used = machine.files, machine.used_files
     yield _at_least(
         FILES_FREE,
         "open files",
-        math.inf if files.soft is None else files.soft - used,
-        f"{used} in use of at most {_text(files.soft)} a process",
-        _raise("-n", files, "or %sharing_strategy file_region"),
-        f"{used} of {_text(files.soft)} open files",
+        math.inf if files is None else files - used,
+        f"{used} in use of at most {_text(files)} a process",
+        _raise("-n", machine.files, "or %sharing_strategy file_region"),
+        f"{used} of {_text(files)} open files",
     )
     tightest = min(machine.tasks, key=lambda limit: limit.most - limit.used, default=None)
     yield _at_least(
@@ -354,11 +338,13 @@ def _limits(machine: Machine) -> Iterator[Finding]:
         else f"{tightest.used:,} processes and threads of the {tightest.most:,} that {tightest.where}",
         _raise("-u", machine.processes, "or run few ranks: -n 2; a container: docker run --pids-limit"),
     )
-    if machine.file_size.soft is not None:
-        size = machine.file_size.soft
-        seen = f"a file, and so a piece of shared memory, may have {size_text(size)} (ulimit -f)"
-        remedy = _raise("-f", machine.file_size, "arrays and the ranks' own segments count as files")
-        yield Finding("size of files", Severity.WARNING, seen, remedy)
+    if (most := machine.file_size[0]) is not None:
+        yield Finding(
+            "size of files",
+            Severity.WARNING,
+            f"a file, and so a piece of shared memory, may have {size_text(most)} (ulimit -f)",
+            _raise("-f", machine.file_size, "arrays and the ranks' own segments count as files"),
+        )
     if machine.max_maps is not None:
         yield _at_least(
             MAPS_FREE,
@@ -367,14 +353,17 @@ def _limits(machine: Machine) -> Iterator[Finding]:
             f"{machine.used_maps:,} in use of at most {machine.max_maps:,} a process (vm.max_map_count)",
             "as root `sysctl vm.max_map_count=262144`, or %sharing_strategy file_region for many arrays",
         )
-    if machine.address_space.soft is not None:
-        seen = f"a process may use {size_text(machine.address_space.soft)} of addresses (ulimit -v)"
-        remedy = "shared arrays count once in every process that maps them: `ulimit -v unlimited`"
-        yield Finding("address space", Severity.WARNING, seen, remedy)
+    if (most := machine.address_space[0]) is not None:
+        yield Finding(
+            "address space",
+            Severity.WARNING,
+            f"a process may use {size_text(most)} of addresses (ulimit -v)",
+            "shared arrays count once in every process that maps them: `ulimit -v unlimited`",
+        )
 
 
 def _processors(machine: Machine) -> Iterator[Finding]:
-    usable = usable_cpus(machine)
+    usable = max(1, int(min(machine.affinity, math.inf if machine.quota is None else machine.quota)))
     seen = f"{usable} usable of {machine.cpus}"
     if machine.affinity < machine.cpus:
         seen += f"; this process may run on {machine.affinity} (affinity, as taskset and Slurm set it)"
@@ -476,11 +465,6 @@ def _memory(machine: Machine) -> Iterator[Finding]:
         yield Finding("memory", state, seen, advice if state else "", brief=seen)
 
 
-def usable_cpus(machine: Machine) -> int:
-    """Return how many CPUs ranks can use at the same time."""
-    return max(1, machine.affinity if machine.quota is None else min(machine.affinity, int(machine.quota)))
-
-
 def _stale(machine: Machine) -> Iterator[Finding]:
     """Yield findings about names that no living session of this user needs."""
     dead = [name for name in machine.names if name.liveness is Liveness.DEAD]
@@ -521,8 +505,9 @@ def _text(number: int | None) -> str:
 
 def _raise(flag: str, limit: ResourceLimit, otherwise: str) -> str:
     """Return how a limit is raised, as far as this user may."""
-    if limit.hard is None or limit.soft is None or limit.hard > limit.soft:
-        most = "unlimited" if limit.hard is None else str(limit.hard)
+    soft, hard = limit
+    if hard is None or soft is None or hard > soft:
+        most = "unlimited" if hard is None else str(hard)
         return f"before the notebook starts: `ulimit {flag} {most}`; {otherwise}"
     return (
         f"ask the administrator for more (Docker: --ulimit, systemd: Limit…=), this user may not; {otherwise}"

@@ -47,33 +47,25 @@ _FIELDS = re.compile(r"^(VmRSS|RssAnon|RssShmem|Threads):\s+(\d+)", re.MULTILINE
 _HAS_ENDED = re.compile(r"^State:\s+[ZX]", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """The memory of one process at one moment."""
+def read_memory(pid: int, read: ReadText = read_text) -> dict[str, Any]:
+    """Return what the system says of a process, as fields of a `RankActivity`.
 
-    resident_nbytes: int
-    """All of it."""
-    private_nbytes: int
-    """Anonymous memory."""
-    mapped_nbytes: int
-    """Shared memory that it has touched."""
-    threads: int
-    """Its threads."""
-    stopped: bool
-    """Whether it was stopped (SIGSTOP)."""
-
-
-def read_memory(pid: int, read: ReadText = read_text) -> ProcessMemory | None:
-    """Return what the system says of a process; None if it has ended, or the system does not say."""
+    Nothing if it has ended, or the system does not say.
+    """
     try:
         text = read(f"/proc/{pid}/status")
     except OSError:
-        return None
+        return {}
     fields = {name: int(value) for name, value in _FIELDS.findall(text)}
     if "VmRSS" not in fields and _HAS_ENDED.search(text):
-        return None  # without that it is ending: no other process can notice it yet
-    resident, private, mapped = (fields.get(name, 0) << 10 for name in ("VmRSS", "RssAnon", "RssShmem"))
-    return ProcessMemory(resident, private, mapped, fields.get("Threads", 0), "\nState:\tT" in text)
+        return {}  # without that it is ending: no other process can notice it yet
+    return {
+        "rss_nbytes": fields.get("VmRSS", 0) << 10,
+        "private_nbytes": fields.get("RssAnon", 0) << 10,
+        "mapped_nbytes": fields.get("RssShmem", 0) << 10,
+        "threads": fields.get("Threads", 0),
+        "stopped": "\nState:\tT" in text,
+    }
 
 
 # Rank pairs: how long each rank waited for which other one in a cell, and how many bytes went there.
@@ -142,7 +134,6 @@ PATIENCE_SECONDS = 0.05
 LIMITS_NS = 1_000_000_000
 """Between two looks at the limits of memory."""
 _NO_TIMES = RankTimes(0, 0, 0, 0, 0)
-_NO_MEMORY = ProcessMemory(0, 0, 0, 0, stopped=False)
 _FOLLOWED = {FailureKind.INTERRUPTED: "interrupted", FailureKind.PEER: "released"}
 
 
@@ -324,7 +315,7 @@ class ActivityReader:
             return sum_up(store.segments(fetched=False), (), ())
         handles, ledger = list(pool.handles), None
         if reports_released(handles):
-            ledger = pool.supervisor.ledger.ask(PATIENCE_SECONDS)
+            ledger = pool.supervisor.ledger(PATIENCE_SECONDS)
         gone = () if ledger is None else released_since(ledger, handles)
         return sum_up(store.segments(fetched=False), handles, gone)
 
@@ -377,7 +368,6 @@ class _ActivitySnapshot:
             pass
         if handle.death is not None:
             state, operation = "dead", describe_death(handle.death)
-        memory = (read_memory(handle.pid) if handle.death is None else None) or _NO_MEMORY
         items = self._items(rank)
         return RankActivity(
             rank=rank,
@@ -393,19 +383,15 @@ class _ActivitySnapshot:
             moving=times.moving_ns / 1e9,
             finished=times.finished_ns / 1e9,
             shared_nbytes=self.totals.by_rank.get(rank, 0),
-            private_nbytes=memory.private_nbytes,
-            mapped_nbytes=memory.mapped_nbytes,
             last_line=last_line,
             inside=inside,
-            rss_nbytes=memory.resident_nbytes,
-            threads=memory.threads,
             task=handle.task,
-            stopped=memory.stopped,
             items=0 if items.steps else items.done,
             item=items.current,
             step=items.done if items.steps else 0,
             steps=items.steps,
             seconds_left=(self.now - items.began_ns) / 1e9 * (items.steps / max(1, items.done) - 1),
+            **(read_memory(handle.pid) if handle.death is None else {}),
         )
 
     def _items(self, rank: int) -> ItemRecord:

@@ -239,11 +239,6 @@ def sum_up(
     )
 
 
-def free_nbytes() -> int | None:
-    """Return how many bytes new arrays can still take; None if the system does not say."""
-    return memory_extent()[0]
-
-
 def memory_extent() -> tuple[int | None, int | None]:
     """Return how many bytes new arrays can still take, and all of that memory; None if unknown."""
     found = [(limit.free, limit.whole) for limit in limits()]

@@ -12,8 +12,8 @@ from nbparallel import sharing
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.segments import (
     SharedSegment,
-    free_nbytes,
     gather,
+    memory_extent,
     names_by_segment,
     released_since,
     sum_up,
@@ -74,7 +74,7 @@ def take_statistics(
     `copies` are segments with copies of the notebook's objects for ranks; those that hold none now go.
     """
     store = sharing.current_store()
-    ledger = pool.supervisor.ledger.ask()
+    ledger = pool.supervisor.ledger()
     here, handles = store.segments(pool.supervisor.broker), list(pool.handles)
     totals = sum_up(here, handles, () if ledger is None else released_since(ledger, handles))
     names: dict[int, tuple[str, ...]] = {}
@@ -98,7 +98,7 @@ def take_statistics(
         shared_segments=totals.segments,
         shared_nbytes=totals.nbytes,
         pooled_nbytes=totals.pooled_nbytes,
-        free_nbytes=free_nbytes(),
+        free_nbytes=memory_extent()[0],
         ledger_answered=ledger is not None,
         descriptors=open_descriptors() or 0,
         descriptor_limit=process_limit(resource.RLIMIT_NOFILE)[0] or 0,

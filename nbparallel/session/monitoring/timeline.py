@@ -349,53 +349,34 @@ def chrome_trace(timeline: Timeline) -> dict[str, Any]:
 def _events_of(row: RankRow, timeline: Timeline) -> list[dict[str, Any]]:
     pid = row.pid if row.pid and not row.host else 1_000_000 + row.rank  # two hosts may have one number
     name = f"rank {row.rank}" + f" (host {row.host})" * bool(row.host) + f" ({row.died})" * bool(row.died)
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "pid": pid, "tid": pid, "name": "process_name", "args": {"name": name}},
-        {"ph": "M", "pid": pid, "tid": pid, "name": "process_sort_index", "args": {"sort_index": row.rank}},
-        {"ph": "M", "pid": pid, "tid": pid, "name": "thread_name", "args": {"name": "cell"}},
-    ]
     place = {"pid": pid, "tid": pid}
+    named = {
+        "process_name": {"name": name},
+        "process_sort_index": {"sort_index": row.rank},
+        "thread_name": {"name": "cell"},
+    }
     ends = [begin for _, begin in row.statements[1:]] + [row.ended]
+    pieces: list[tuple[str, str, float, float, dict[str, int]]] = []
     for (line, begin), end in zip(row.statements, ends, strict=False):
         label = f"line {line}: {timeline.text_of(line)}"[:80]
-        events.append(_complete(label, "statement", begin, end, {"line": line}, place))
-    for span in _operations(row.spans):
-        args = {"line": span.line, "bytes": span.nbytes}
-        if span.peer >= 0:
-            args["peer"] = span.peer
-        events.append(_complete(span.operation, "operation", span.begin, span.end, args, place))
+        pieces.append((label, "statement", begin, end, {"line": line}))
     for span in row.spans:
         if span.kind == WAITING:
-            name = f"waits for rank {span.waits_for}" if span.waits_for >= 0 else "waits"
-            events.append(
-                _complete(name, "waiting", span.begin, span.end, {"waits for": span.waits_for}, place)
-            )
-    return events
+            label = f"{span.operation}: waits" + f" for rank {span.waits_for}" * (span.waits_for >= 0)
+            pieces.append((label, "waiting", span.begin, span.end, {"waits for": span.waits_for}))
+        elif span.operation:
+            args = {"line": span.line, "bytes": span.nbytes, "peer": span.peer}
+            pieces.append((span.operation, "operation", span.begin, span.end, args))
+    return [
+        *({"ph": "M", **place, "name": what, "args": args} for what, args in named.items()),
+        *(_complete(*piece) | place for piece in pieces),
+    ]
 
 
-def _operations(spans: tuple[Span, ...]) -> list[Span]:
-    """Return the operations whole: what waits and then moves is one."""
-    found: list[Span] = []
-    waiting: Span | None = None
-    for span in spans:
-        if waiting is not None and (span.operation != waiting.operation or span.begin != waiting.end):
-            found.append(waiting)
-            waiting = None
-        if span.kind == WAITING:
-            waiting = span
-        elif span.kind != COMPUTING and span.operation:
-            begin = waiting.begin if waiting is not None else span.begin
-            found.append(Span(span.kind, begin, span.end, span.operation, span.line, span.nbytes, span.peer))
-            waiting = None
-    return found if waiting is None else [*found, waiting]
-
-
-def _complete(
-    name: str, category: str, begin: float, end: float, args: dict[str, Any], place: dict[str, int]
-) -> dict[str, Any]:
+def _complete(name: str, category: str, begin: float, end: float, args: dict[str, int]) -> dict[str, Any]:
     from_ns = round(begin * 1e9)
     times = {"ts": _microseconds(from_ns), "dur": _microseconds(max(0, round(end * 1e9) - from_ns))}
-    return {"ph": "X", "name": name, "cat": category, **times, **place, "args": args}
+    return {"ph": "X", "name": name, "cat": category, **times, "args": args}
 
 
 def _microseconds(nanoseconds: int) -> float:

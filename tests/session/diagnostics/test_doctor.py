@@ -14,7 +14,6 @@ from nbparallel.session.diagnostics.doctor import (
     Examination,
     Finding,
     Machine,
-    ResourceLimit,
     Severity,
     examine,
     findings,
@@ -25,7 +24,7 @@ from nbparallel.supervisor.sweep import Liveness, StaleName
 from nbparallel.wire.system import TaskLimit
 from tests.harness import sandboxes
 
-ENDLESS = ResourceLimit(None, None)
+ENDLESS = (None, None)
 
 
 def name(liveness: Liveness, reason: str = "") -> StaleName:
@@ -35,7 +34,7 @@ def name(liveness: Liveness, reason: str = "") -> StaleName:
 
 GOOD = Machine(
     proc=True,
-    files=ResourceLimit(4096, 4096),
+    files=(4096, 4096),
     used_files=90,
     processes=ENDLESS,
     tasks=(),
@@ -84,15 +83,15 @@ def test_a_good_machine_has_nothing_to_do() -> None:
         ({"refused": {"pidfd_open": "Function not implemented"}}, "starting ranks", 2, "seccomp"),
         ({"proc": False}, "/proc", 2, "mount -t proc"),
         ({"unread": "process_vm_readv is refused"}, "reading in place", 1, "SYS_PTRACE"),
-        ({"files": ResourceLimit(256, 256)}, "open files", 1, "file_region"),
-        ({"files": ResourceLimit(256, 4096)}, "open files", 1, "`ulimit -n 4096`"),
-        ({"files": ResourceLimit(256, None)}, "open files", 1, "`ulimit -n unlimited`"),
+        ({"files": (256, 256)}, "open files", 1, "file_region"),
+        ({"files": (256, 4096)}, "open files", 1, "`ulimit -n 4096`"),
+        ({"files": (256, None)}, "open files", 1, "`ulimit -n unlimited`"),
         ({"tasks": (TaskLimit(100, 90, "x (ulimit -u)"),)}, "processes", 1, "-n 2"),
         ({"tasks": (TaskLimit(900, 9, "x"), TaskLimit(99, 90, "y"))}, "processes", 1, "--pids-limit"),
-        ({"file_size": ResourceLimit(1 << 20, 1 << 20)}, "size of files", 1, "count as files"),
-        ({"file_size": ResourceLimit(1 << 20, None)}, "size of files", 1, "ulimit -f unlimited"),
+        ({"file_size": (1 << 20, 1 << 20)}, "size of files", 1, "count as files"),
+        ({"file_size": (1 << 20, None)}, "size of files", 1, "ulimit -f unlimited"),
         ({"refused": {"socketpair": "Too many open files"}}, "starting ranks", 2, "sandbox"),
-        ({"address_space": ResourceLimit(4 << 30, None)}, "address space", 1, "ulimit -v"),
+        ({"address_space": (4 << 30, None)}, "address space", 1, "ulimit -v"),
         ({"max_maps": 1000}, "mappings", 1, "vm.max_map_count"),
         ({"free": (memory_limits.MemoryLimit(100 << 20, "this container"),)}, "memory", 1, "--memory"),
         ({"shm": (64 << 20, 64 << 20)}, "/dev/shm", 1, "--shm-size"),

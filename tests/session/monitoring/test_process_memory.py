@@ -9,7 +9,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
-from nbparallel.session.monitoring.activity import ProcessMemory, read_memory
+from nbparallel.session.monitoring.activity import read_memory
 
 MIB = 1 << 20
 
@@ -38,6 +38,6 @@ def test_what_the_system_says() -> None:
     """Kinds of memory are kept apart; a process that has ended, or ends, has none."""
     text = "Name:\tpython\nState:\tT (stopped)\nVmRSS:\t 100 kB\nRssAnon:\t 30 kB\nRssFile:\t 50 kB\n"
     seen = read_memory(7, lambda path: text + "RssShmem:\t 20 kB\nThreads:\t3\n" if "/7/" in path else "")
-    assert seen == ProcessMemory(100 << 10, 30 << 10, 20 << 10, 3, True)
-    assert read_memory(7, lambda path: "Name:\tpython\nState:\tZ (zombie)\n") is None
-    assert read_memory(1 << 30) is None
+    assert list(seen.values()) == [100 << 10, 30 << 10, 20 << 10, 3, True]
+    assert read_memory(7, lambda path: "Name:\tpython\nState:\tZ (zombie)\n") == {}
+    assert read_memory(1 << 30) == {}

@@ -131,6 +131,6 @@ def test_trace_events() -> None:
     mine = {e["cat"]: e for e in complete if names[e["pid"]] == "rank 0"}
     assert (mine["statement"]["ts"], mine["statement"]["dur"]) == (5000, 95000)
     assert mine["statement"]["name"] == "line 2: total = all_reduce(x)"
-    assert (mine["operation"]["ts"], mine["operation"]["dur"]) == (10000, 50000)
-    assert mine["operation"]["args"] == {"line": 2, "bytes": 80}
-    assert (mine["waiting"]["name"], mine["waiting"]["dur"]) == ("waits for rank 2", 40000)
+    assert (mine["waiting"]["name"], mine["waiting"]["dur"]) == ("all_reduce: waits for rank 2", 40000)
+    assert (mine["operation"]["ts"], mine["operation"]["dur"]) == (50000, 10000)
+    assert mine["operation"]["args"] == {"line": 2, "bytes": 80, "peer": -1}
