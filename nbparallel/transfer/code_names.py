@@ -50,7 +50,6 @@ _FUNCTIONS = _BY_NAME | _OF_MODULES
 _ANYWHERE = frozenset(("__main__", "user_ns", ".sql"))
 """Whatever they are attributes of."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_SCRIPT = re.compile(r"[^\s'\"]+\.py\b")
 _MOST_TEXT = 4000
 """Characters of a string that is looked at as code, at most."""
 
@@ -70,8 +69,6 @@ class CodeNames:
     """Every name and attribute in it.  And ``pd.eval``, ``.globals``: what may look up names in strings."""
     words: set[str] = field(default_factory=set)
     """Every word in its strings."""
-    scripts: set[str] = field(default_factory=set)
-    """Every file name in them that ends in ``.py``."""
     modules: set[str] = field(default_factory=set)
     """Names of modules that it imports."""
 
@@ -184,8 +181,6 @@ def _scan(code: CodeType, found: CodeNames) -> None:
 def _scan_text(text: str, found: CodeNames) -> None:
     if len(text) <= _MOST_TEXT:
         found.words.update(_WORD.findall(text))
-        if ".py" in text:
-            found.scripts.update(_SCRIPT.findall(text))
 
 
 def _names_in_text(text: str) -> set[str]:

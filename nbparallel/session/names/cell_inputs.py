@@ -26,7 +26,6 @@ from nbparallel.session.names.free_names import (
     FreeNames,
     is_ipythons,
     is_ipythons_function,
-    names_of_script,
 )
 from nbparallel.sharing import Store
 from nbparallel.sharing.tensor_storage import holds_tensors
@@ -282,13 +281,10 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
             f'convert it (`{name} = {name}.astype(float)`, or "U" for text), or let it be copied'
         )
     if not value.flags.writeable:
-        if _only_flagged(value):
-            what, way = "is flagged read-only", f"`{name}.flags.writeable = True`"
-        else:
-            what, way = "lies in memory for reading only", 'nbp.from_file(path, mode="r+") if it is a file'
         raise ReadOnlyArrayError(
-            f"{name!r} {what} in the notebook, so ranks cannot write it either: "
-            f"{way}, or `{name} = {name}.copy()`, first"
+            f"{name!r} is for reading only in the notebook, so ranks cannot write it either: "
+            f"`{name}.flags.writeable = True`, or `{name} = {name}.copy()`, first; of a file "
+            'nbp.from_file(path, mode="r+") makes an array that they can'
         )
 
 
@@ -296,12 +292,7 @@ def _instead(name: str, value: object) -> str:
     """Return how to have an array instead that holds what the value does."""
     if isinstance(value, np.memmap):
         return f"`{name} = {from_file_call(value)}` makes an array"
-    if isinstance(value, np.ma.MaskedArray):
-        parts = f"np.array({name}.data), np.ma.getmaskarray({name})"
-        return f"`values, mask = {parts}` makes two arrays, which can be shared"
-    if hasattr(value, "to_numpy"):
-        return f"`values = {name}.to_numpy()` makes an array, without the labels"
-    if isinstance(value, (list, tuple, range, int, float, complex)) or hasattr(value, "__array__"):
+    if isinstance(value, (list, tuple, range, int, float, complex)) or hasattr(value, "to_numpy"):
         return f"`{name} = np.array({name})` makes an array"
     return "only arrays inside of it can be shared, under names of their own"
 
@@ -323,16 +314,6 @@ def memmap_notes(names: Iterable[str], namespace: Mapping[str, Any]) -> list[str
         for name in sorted(names)
         if isinstance(value := namespace.get(name), np.memmap) and value.mode == "c"
     ]
-
-
-def _only_flagged(x: AnyArray) -> bool:
-    """Return whether numpy would let the flag be taken away."""
-    try:
-        x.flags.writeable = True
-    except ValueError:
-        return False
-    x.flags.writeable = False
-    return True
 
 
 COSTLY_SECONDS = 0.2
@@ -413,7 +394,7 @@ class CellInputs:
         if "__main__" in self._mentioned:
             self.words |= self._mentioned  # as ``__main__.x``
         if looks_up_strings(self._mentioned, self.words, self._namespace):
-            found = self.words.union(*map(names_of_script, free.scripts)) - self.seen - free.assigned
+            found = self.words - self.seen - free.assigned
             self.by_word |= found
             self._enqueue(sorted(found & self._namespace.keys()), None, doubtful=True)
             self._take_queue(is_own, modules)

@@ -77,7 +77,6 @@ _OPTIONS = re.compile(r"\s*(?:-\w+(?:[= ]?\d+)?\s+)+")
 _BRACES = re.compile(r"\{([^{}]+)\}")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OWN = re.compile(r"_{1,3}|_\d+|_i+|_i\d+|_(?:dh|ih|oh|sh|exit_code)|__\w+__")
-_LONGEST_SCRIPT = 1 << 20
 _IPYTHON = frozenset({"In", "Out", "get_ipython", "exit", "quit"})
 
 
@@ -97,8 +96,6 @@ class FreeNames:
     """What it may change in place."""
     words: frozenset[str] = frozenset()
     """Words in its strings."""
-    scripts: frozenset[str] = frozenset()
-    """Python files that its strings name."""
 
     def with_drawn(self, names: Iterable[str]) -> FreeNames:
         """Return these names and those whose values are drawn, as if the cell looked at them first."""
@@ -144,18 +141,7 @@ def find_free_names(source: str) -> FreeNames:
         mentioned=frozenset(total.mentioned | magics.mentioned),
         changed=find_mutation_hints(tree),
         words=frozenset(total.words | magics.words),
-        scripts=frozenset(total.scripts),
     )
-
-
-def names_of_script(path: str) -> frozenset[str]:
-    """Return the names that a file needs which a cell runs among its own; nothing if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = find_free_names(file.read(_LONGEST_SCRIPT))
-    except (OSError, SyntaxError, ValueError):
-        return frozenset()
-    return found.needed | found.doubtful
 
 
 def _parse(source: str) -> ast.Module:
