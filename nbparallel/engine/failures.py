@@ -43,7 +43,7 @@ _OURS = (
 _DEEPEST = 200
 """Frames kept of a runaway recursion."""
 _MOST_PARTS = 1000
-"""Errors of a group that are counted: it may hold itself."""
+"""Errors of a group that are counted: groups of groups may have millions."""
 _SHOWN_PARTS = 10
 """Errors of a group that are shown."""
 
@@ -68,8 +68,6 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
         error.args = (f"{error}{advice}",)
     if isinstance(error, IPython.core.error.UsageError) and "magic function" in str(error):
         error.args = (f"{error} {_OWN_MAGICS}",)
-    if isinstance(error, TypeError) and (text := _wrong_arguments(str(error), state)):
-        error.args = (text,)
     if isinstance(error, ValueError | TypeError) or type(error).__module__.startswith(("cv2", "numba.")):
         better = explain_read_only(error, state.names, traceback_of(error), magics=state.configure.magics)
         if better is not None:
@@ -113,19 +111,6 @@ def _raised_in_cell(traceback: TracebackType | None, state: RankState) -> bool:
     return globals_of_last is state.variables
 
 
-def _wrong_arguments(text: str, state: RankState) -> str:
-    """Return the message of a call of an operation that its parameters do not fit, with their names."""
-    if (match := _CALL.match(text)) is None:
-        return ""
-    operation = getattr(type(state.communicator), match[2], None)  # of the class: it may be traced
-    if getattr(operation, "__qualname__", "") != f"{match[1]}.{match[2]}":
-        return ""  # another class with a method of that name
-    _, *names = inspect.signature(operation).parameters  # type: ignore[arg-type]  # it is a method
-    return f"{match[2]}() {match[3]}: it has the parameters ({', '.join(names)})"
-
-
-_CALL = re.compile(r"(\w+)\.(\w+)\(\) (.+)", re.DOTALL)
-"""How Python begins a message about arguments: with the method's qualified name."""
 _NO_NAMES = (
     "; a session's ranks do not see your variables: `run(…, namespace=globals())` lets this cell use them, "
     "`push({name}={name})` of the session assigns this one on every rank"
@@ -201,25 +186,15 @@ def _notes(error: BaseException) -> list[str]:
     return notes if isinstance(notes, list) and all(isinstance(note, str) for note in notes) else []
 
 
-def _parts(error: BaseException) -> list[BaseException]:
-    """Return the errors in a group, and in groups inside of it, which may be nested without end."""
-    if not isinstance(error, BaseExceptionGroup):
-        return []
-    parts: list[BaseException] = []
-    queue, seen = list(reversed(error.exceptions)), {id(error)}
-    while queue and len(parts) < _MOST_PARTS:
-        part = queue.pop()
-        if not isinstance(part, BaseExceptionGroup):
-            parts.append(part)
-        elif id(part) not in seen:
-            seen.add(id(part))
-            queue += reversed(part.exceptions)
-    return parts
+def _parts(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group, and in groups inside of it."""
+    for part in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from _parts(part) if isinstance(part, BaseExceptionGroup) else (part,)
 
 
 def _parts_text(error: BaseException, shell: RankShell) -> str:
     """Return a line for each error in a group, of which IPython shows the number only."""
-    lines, parts = [], _parts(error)
+    lines, parts = [], list(itertools.islice(_parts(error), _MOST_PARTS))
     for part in parts[:_SHOWN_PARTS]:
         frames = _frames(traceback_of(part), shell)
         place = f" (line {frames[-1].line} of {frames[-1].filename})" if frames else ""
@@ -231,8 +206,7 @@ def _parts_text(error: BaseException, shell: RankShell) -> str:
 def _cause(error: BaseException) -> Cause:
     if isinstance(error, KeyboardInterrupt) and not hasattr(error, "_nbparallel_own"):
         return Cause.INTERRUPT
-    if parts := _parts(error):
-        causes = {_cause(part) for part in parts}
+    if causes := {_cause(part) for part in itertools.islice(_parts(error), _MOST_PARTS)}:
         return causes.pop() if len(causes) == 1 else Cause.ERROR
     if isinstance(error, PeerFailedError):
         return Cause.PEER

@@ -36,7 +36,8 @@ class Interrupts:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._words: ControlView | None = None
+        self.words: ControlView | None = None
+        """Those of the current epoch."""
         self._tasks: list[int] = []
         """The task that runs; empty: none."""
         self._used = 0
@@ -50,22 +51,18 @@ class Interrupts:
         """Take over SIGINT; a cell may replace the handler for itself, the next one has ours again."""
         signal.signal(signal.SIGINT, self._on_signal)
 
-    def use(self, words: ControlView | None) -> None:
-        """Read the words of a new epoch."""
-        self._words = words
-
     def arm(self, task: int) -> None:
         """From now on interrupts of `task` raise KeyboardInterrupt; one that came early does so here."""
         self._used, self._due = 0, 0.0
         if _handler_of(signal.SIGINT) != self._on_signal:
             self.install()  # an earlier cell has put its own there
         self._tasks[:] = [task]
-        self._inspect()
+        self._on_signal()
 
     def end(self, task: int) -> None:
         """Report to the kernel that the task's code has ended, once disarmed: the report follows."""
-        if self._words is not None:
-            self._words.write_ended(self._rank, task)
+        if self.words is not None:
+            self.words.write_ended(self._rank, task)
 
     @property
     def raised(self) -> bool:
@@ -103,11 +100,8 @@ class Interrupts:
         finally:
             signal.signal(signal.SIGALRM, signal.SIG_DFL if former is None else former)
 
-    def _on_signal(self, _number: int, frame: FrameType | None) -> None:
-        self._inspect(frame)
-
-    def _inspect(self, frame: FrameType | None = None) -> None:
-        words = self._words
+    def _on_signal(self, _number: int = 0, frame: FrameType | None = None) -> None:
+        words = self.words
         if words is None or not self._tasks:
             return
         named, sequence = words.read_interrupt(self._rank)
@@ -123,6 +117,6 @@ class Interrupts:
             return False
         now = time.monotonic()
         self._due = self._due or now + IMPORT_SECONDS
-        if now < self._due and self._words is not None and self._tasks:
-            self._words.write_importing(self._rank, self._tasks[0])
+        if now < self._due and self.words is not None and self._tasks:
+            self.words.write_importing(self._rank, self._tasks[0])
         return now < self._due

@@ -221,7 +221,6 @@ class Engine:
         self._threads = environment.ThreadLimits(configure.usable_cpus, len(configure.place.ranks))
         settings = FollowedSettings()
         shell.attach(output, configure.colors)
-        shell.after_statement = settings.settle
         shell.debugger = frames.examine_last  # type: ignore[method-assign]
         shell.text_of_error = partial(failures.shown_text, shell=shell)
         interrupts = Interrupts(configure.rank)
@@ -334,7 +333,7 @@ class Engine:
         view = state.control = ControlView(frame.fds[0])
         place = join.place
         label_of_rank.set(place.label_of)
-        state.interrupts.use(view)
+        state.interrupts.words = view
         state.communicator = Communicator(
             view,
             state.rank,
@@ -374,9 +373,6 @@ def prepare() -> None:
     import cloudpickle  # noqa: F401  imported here so that no rank has to
     import IPython.core.logger  # noqa: F401
     import numpy.random  # noqa: F401
-
-    from nbparallel import distributed  # noqa: F401
-    from nbparallel.engine import environment
 
     environment.find_blas()
     for hook in IMPORT_HOOKS:
@@ -435,7 +431,6 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         sharing.set_current_store(store)
         assert prepared_shell is not None
         engine = Engine(channel, broker, configure, prepared_shell)
-        _fault("boot", configure.rank)
         channel.send(Kind.RANK_READY, pack_versions())
         _loop(channel, engine)
         code = 0
@@ -514,10 +509,3 @@ def _prefer_for_oom_kill() -> None:
             file.write("500")
     except OSError:
         pass  # not Linux, or not allowed: then the system decides
-
-
-def _fault(point: str, rank: int) -> None:
-    """Die here if a test asked for it: ``NBP_FAULT=boot:RANK:0:kill``."""
-    wanted = os.environ.get("NBP_FAULT", "").split(":")
-    if wanted[:2] == [point, str(rank)] and wanted[-1] == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -114,15 +114,10 @@ class RankStream(io.TextIOBase):
         super().__init__()
         self._output = output
         self._fd = fd
-        self._label = name
+        self._label, self.name = name, f"<{name}>"
         self._pending: list[str] = []
         self._size = 0
         self.buffer = _Buffer(self, fd)
-
-    @property
-    def name(self) -> str:
-        """Return ``<stdout>`` or ``<stderr>``, as Python's own streams do."""
-        return f"<{self._label}>"
 
     encoding = "utf-8"
     errors = "backslashreplace"

@@ -126,6 +126,8 @@ class DiscardedOutputs(defaultdict[int, list[Any]]):
 class RankDisplayPublisher(DisplayPublisher):
     """Sends rich outputs to the kernel."""
 
+    shell: Any  # a RankShell; traitlets would say "or None"
+
     def publish(  # type: ignore[override]
         self,
         data: dict[str, Any],
@@ -135,18 +137,16 @@ class RankDisplayPublisher(DisplayPublisher):
         update: bool = False,
         **_: Any,
     ) -> None:
-        shell: Any = self.shell
-        shell.output.display("update" if update else "display", data, metadata, transient)
+        self.shell.output.display("update" if update else "display", data, metadata, transient)
 
     def clear_output(self, wait: bool = False) -> None:
-        shell: Any = self.shell
-        shell.output.display("clear", {}, {"wait": wait})
+        self.shell.output.display("clear", {}, {"wait": wait})
 
 
 class RankDisplayHook(DisplayHook):
     """Sends the last expression's value to the kernel, as ``Out[rank]``."""
 
-    shell: Any  # a RankShell; traitlets would say "or None"
+    shell: Any
 
     def quiet(self) -> bool:
         """Whether the value is not needed: then an array is not turned into text, which takes long."""
@@ -227,8 +227,6 @@ class RankShell(InteractiveShell):
     """Whether it is needed as text."""
     at_line: Callable[[int, int], None] = staticmethod(lambda line, last_line: None)
     """Called with the first and last line of every statement of the cell before it runs."""
-    after_statement: Callable[[], None] = staticmethod(lambda: None)
-    """Called after every statement."""
     value_text: str = ""
     """The last expression's value as text."""
     text_of_error: Callable[[BaseException], str] = staticmethod(repr)
@@ -298,7 +296,6 @@ class RankShell(InteractiveShell):
             return await super().run_code(code_obj, result, async_=async_)
         finally:
             self._result = outer
-            self.after_statement()
 
     def lines_of(self, error: BaseException) -> list[str]:
         """Return the parts of an error's traceback, in the notebook's colours; the error's own code runs."""

@@ -64,6 +64,8 @@ class TaskReport:
 
     Attributes
     ----------
+    value : object
+        What it returned.
     failure : BaseException or None
         What ended the task.
     notes : tuple of str
@@ -78,39 +80,23 @@ class TaskReport:
         self._state, self._task = state, task
         self._started, self._cpu = time.monotonic_ns(), time.process_time_ns()
         self._waited = self._wait_ns()
-        self._value: Any = _NOTHING
+        self.value: Any = _NOTHING
         self.failure: BaseException | None = None
         self.notes: tuple[str, ...] = ()
         self.keepalive: object = None
         self.observed: dict[str, Any] = {}
-        self._before: tuple[tuple[ShownValue | None, ...], int] = (), 0
-
-    def draw_before(self) -> None:
-        """Record what the names that are to be drawn hold now, before the user's code runs."""
-        self._before = _shown(self._state, _names(self._task)), time.monotonic_ns()
+        self.drawn_before: tuple[tuple[ShownValue | None, ...], int] = (), 0
+        """What the names that are to be drawn held before the user's code ran, and when."""
 
     def _drawn(self) -> DrawnNames | None:
         if not (names := _names(self._task)):
             return None
-        before, before_ns = self._before
+        before, before_ns = self.drawn_before
         after_ns = time.monotonic_ns()  # before the look: the last rank to begin it finds what each one wrote
         after = _shown(self._state, names)
         if before:  # then these say where numbers come from
             after = tuple(value and replace(value, numbers=()) for value in after)
         return DrawnNames(before, after, before_ns, after_ns)
-
-    def succeed(self, value: Any) -> None:
-        """Record the task's value."""
-        self._value = value
-
-    def fail(self, error: BaseException) -> None:
-        """Record what ended the task; a later failure replaces an earlier one."""
-        self.failure = error
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing has failed so far."""
-        return self.failure is None
 
     def _wait_ns(self) -> int:
         communicator = self._state.communicator
@@ -121,21 +107,22 @@ class TaskReport:
         state, task, failure = self._state, self._task, self.failure
         wait_ns = self._wait_ns() - self._waited
         maps = isinstance(task, CallTask) and task.items >= 0  # what was done is there, whatever ended it
-        has_value = (failure is None or maps) and self._value is not _NOTHING
+        has_value = (failure is None or maps) and self.value is not _NOTHING
         pickled, problem, text = None, "", state.shell.value_text
         if has_value and task.want_values:
             try:
                 pickled = pickling.dumps(
-                    snapshot(self._value),
+                    snapshot(self.value),
                     sharing.current_store(),
                     broker=state.broker,
                     main_globals=state.variables,
                 )
             except BaseException as error:  # noqa: BLE001  the value's own code may raise anything
                 whose = "" if isinstance(error, UnpicklableError) else f"{class_name(error)}: "
-                problem, text = whose + text_of(error), text or _text_of(self._value)
+                problem, text = whose + text_of(error), text or _text_of(self.value)
         described = None if failure is None else failures.describe(failure, state)
-        if failure is not None and described is not None and _keeps_frames(state, task):
+        keeps = runs_user_code(task) and state.control is not None and state.control.words[KEEP_FRAMES]
+        if failure is not None and described is not None and keeps:
             state.frames.keep(failure, described.time_ns)
         return Outcome(
             number=task.number,
@@ -199,10 +186,6 @@ def _text_of(value: Any) -> str:
         return ""
 
 
-def _keeps_frames(state: RankState, task: Task) -> bool:
-    return runs_user_code(task) and state.control is not None and bool(state.control.words[KEEP_FRAMES])
-
-
 _DEBUGS = re.compile(r"%debug|\bpm\(|post_mortem|last_(?:exc|value|traceback)")
 """What of a cell uses the frames of the failure before it."""
 
@@ -210,8 +193,6 @@ _DEBUGS = re.compile(r"%debug|\bpm\(|post_mortem|last_(?:exc|value|traceback)")
 def _memory(frames_nbytes: int) -> RankMemory:
     """Return what shared memory this rank has made."""
     own = [segment for segment in sharing.current_store().segments(fetched=False) if segment.own]
-    if not own:
-        return RankMemory(frames_nbytes=frames_nbytes)
     used = [segment for segment in own if segment.phase != "pooled"]
     nbytes = sum(segment.nbytes for segment in used)
     largest = heapq.nlargest(MOST_SEGMENTS, used, attrgetter("nbytes"))
@@ -278,7 +259,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
                     name for name in uses.kept if name not in uses.predefined
                 )
             _perform(state, task, fds, report)
-            if report.ok and communicator is not None and not state.is_forked_child():
+            if report.failure is None and communicator is not None and not state.is_forked_child():
                 communicator.finish_cell()
         finally:
             state.interrupts.disarm()
@@ -286,22 +267,22 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
             state.output.put_back()
             state.breakpoints.end_task()
     except BaseException as error:  # noqa: BLE001  a rank survives everything and reports it
-        report.fail(error)
+        report.failure = error
     if state.is_forked_child():  # it is no rank, and shares the rank's sockets
         state.output.flush()
-        os._exit(0 if report.ok else 1)
+        os._exit(0 if report.failure is None else 1)
     if report.failure is not None:
         failure = report.failure
         follows = not isinstance(task, CellTask) or task.follows_names
-        report.fail(  # its own code runs
-            ask(lambda: failures.improve(failure, state, follows_names=follows), lambda: failure)
+        report.failure = ask(  # its own code runs
+            lambda: failures.improve(failure, state, follows_names=follows), lambda: failure
         )
     if uses is not None and hidden is not None:
         report.notes += state.defaults.describe_hidden(uses.predefined, state.names.is_own, hidden)
         report.notes += state.names.describe_changed(uses, own)
     if communicator is not None:
         communicator.end_cell(report.failure, could_receive=runs_user_code(task))
-        if report.ok:
+        if report.failure is None:
             for forgotten in communicator.forgotten:
                 sys.stderr.write(f"nbparallel: {forgotten}; keep what it returns and call wait()\n")
             for sentence in communicator.unreleased:
@@ -355,20 +336,19 @@ def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskRepor
             _map_items(state, task, fds[0], report)
     elif isinstance(task, CallTask):
         function, args = _load(state, task.call)
-        state.settings.settle()
         _name_source(state, function, args)
-        report.succeed(function(*args))
+        report.value = function(*args)
     elif isinstance(task, ScriptTask):
         run_script(task, variables)
     elif isinstance(task, PullTask):
         if task.name not in variables:
             raise NameError(f"name {task.name!r} is not defined on rank {state.rank}")
-        report.succeed(variables[task.name])
+        report.value = variables[task.name]
     elif isinstance(task, PushTask):
         variables.update(_load(state, task.values))
     elif isinstance(task, NamesTask):
         names = state.names
-        report.succeed([name for name in state.defaults.user_names() if names.is_only_here(name)])
+        report.value = [name for name in state.defaults.user_names() if names.is_only_here(name)]
     elif isinstance(task, DebugTask):
         state.frames.open(task.failed_ns)
     elif not isinstance(task, DrawTask):  # which is answered by its report
@@ -419,12 +399,10 @@ def _map_items(state: RankState, task: CallTask, tickets: int, report: TaskRepor
     words[word], words[word + 1], words[word + 2], words[word + 3], words[word + 4] = 0, 0, 0, 0, 0
     words[word] = task.number  # last: what the kernel reads with it is this task's
     function, items = _load(state, task.call)
-    state.settings.settle()
     _name_source(state, function)
     results: dict[int, Any] = {}
-    report.succeed(results)
     held: list[Any] = []
-    report.keepalive = held
+    report.value, report.keepalive = results, held
     sent = time.monotonic()
 
     def call(value: Any) -> Any:
@@ -522,7 +500,7 @@ def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
     shell = state.shell
     shell.show_values, shell.needs_text = task.show_values, task.show_values or task.want_values
     if task.draw:
-        report.draw_before()
+        report.drawn_before = _shown(state, task.draw), time.monotonic_ns()
     with _observed(state, task, report) as observations:
         if state.communicator is not None:
             shell.at_line = state.communicator.at_line
@@ -531,9 +509,8 @@ def _run_cell(state: RankState, task: CellTask, report: TaskReport) -> None:
             result.result = observation.value(result.result)
     error = result.error_in_exec if result.error_before_exec is None else result.error_before_exec
     if error is None:
-        report.succeed(result.result)
-    else:
-        report.fail(error)
+        report.value = result.result
+    report.failure = error
     # IPython keeps the result until the next cell, and an error's frames refer to it: arrays that are a value
     # or in those frames would live as long.
     result.result = result.error_before_exec = result.error_in_exec = None

@@ -114,7 +114,7 @@ class WorkingContext(Message):
     """Where the notebook looks for files and modules, and settings of its libraries."""
 
     cwd: str
-    """Its working directory."""
+    """Its working directory; empty: that was removed."""
     sys_path: tuple[str, ...]
     """Its ``sys.path``."""
     settings: tuple[tuple[str, bytes], ...] = ()

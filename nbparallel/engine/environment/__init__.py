@@ -27,7 +27,7 @@ def follow_context(before: WorkingContext, now: WorkingContext) -> tuple[str, ..
     """Follow the notebook's directory and path; return a line if a cell had changed the directory."""
     notes: tuple[str, ...] = ()
     if now.cwd != before.cwd:
-        if _directory() not in (before.cwd, now.cwd):
+        if before.cwd and now.cwd and _directory() not in (before.cwd, now.cwd):
             notes = (f"the working directory is the notebook's again: {now.cwd}",)
         _change_directory(now.cwd)
     if now.sys_path != before.sys_path:
@@ -56,7 +56,7 @@ def _directory() -> str:
 
 def _change_directory(path: str) -> None:
     try:
-        os.chdir(path)
+        os.chdir(path or ".")  # empty: it was removed, and a process that is in it stays in it
     except OSError as error:
         sys.stderr.write(f"nbparallel: the notebook's directory cannot be entered: {error}\n")
 
@@ -240,9 +240,7 @@ class ThreadLimits:
         self._share = max(1, usable_cpus // world_size)
         self._ours = [name for name in THREAD_VARIABLES if name not in os.environ]
         os.environ.update(dict.fromkeys(self._ours, str(self._share)))
-        if _blas is None:
-            find_blas()
-        assert _blas is not None
+        assert _blas is not None, "`prepare` has found them"
         for library in _blas.lib_controllers:
             library.set_num_threads(threads_from_environment(library.internal_api) or self._share)
 

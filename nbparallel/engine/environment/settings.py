@@ -184,19 +184,16 @@ class FollowedSettings:
         self.follow(settings)
 
     def follow(self, settings: Iterable[tuple[str, bytes]]) -> None:
-        """Follow what the notebook has changed, as far as its modules are loaded."""
+        """Follow what the notebook has changed: of modules that a cell loads, behind their import.
+
+        A filter for a class of such a module holds from the next cell on.
+        """
         for name, data in settings:
             if self._sent.get(name) != data:
                 self._sent[name] = data
                 self._waiting[name] = frozenset({name})
                 if name not in sys.modules:  # behind the import immediately: a cell's own settings come later
                     ImportHook(name, partial(self._settle, name)).install()
-        self.settle()
-
-    def settle(self) -> None:
-        """Follow what waited for a module that is loaded now.  Called after each statement of a cell."""
-        if not self._waiting:
-            return
         for name, modules in list(self._waiting.items()):
             if any(map(_is_loaded, modules)):
                 self._settle(name)

@@ -281,14 +281,6 @@ def test_an_error_says_that_the_rank_was_started_again() -> None:
         assert [note for note in caught.value.__notes__ if "rank 1 was killed" in note], caught.value
 
 
-def test_arguments_that_no_operation_has_are_answered_with_those_it_has(session: Session) -> None:
-    """By the name that the user called; a method of the user's own that has the same name stays as it is."""
-    found = str(error_of(session, "send(rank, to=1)"))
-    assert found.startswith("send() got an unexpected keyword argument 'to': it has the parameters (tensor, ")
-    cell = "class Mine:\n    def send(self): pass\nMine().send(to=1)"
-    assert str(error_of(session, cell)) == "Mine.send() got an unexpected keyword argument 'to'"
-
-
 def test_a_class_names_the_line_of_its_fault(session: Session) -> None:
     """Its body runs where it stands: not the line of ``class``; a call in it is a call."""
     with pytest.raises(ParallelError, match=r"on ranks 0-\d, line 4: division") as caught:
