@@ -56,8 +56,9 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
     if isinstance(error, SystemExit):
         code = error.code
         shown_code = "" if code is None else repr(code)
-        exit_error = RankExitError(f"sys.exit({shown_code}) was called; the rank is still running", code=code)
-        return exit_error.with_traceback(traceback_of(error))
+        return RankExitError(
+            f"sys.exit({shown_code}) was called; the rank is still running", code=code
+        ).with_traceback(traceback_of(error))
     if isinstance(error, KeyboardInterrupt) and not state.interrupts.raised:
         error.args = (" ".join(filter(None, [text_of(error), OWN_INTERRUPT])),)
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
@@ -250,8 +251,9 @@ def _leave_out_ours(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        interrupt = issubclass(type(each), KeyboardInterrupt)
-        TRACEBACK.__set__(each, _user_part(traceback_of(each), into_imports=not interrupt))
+        TRACEBACK.__set__(
+            each, _user_part(traceback_of(each), into_imports=not issubclass(type(each), KeyboardInterrupt))
+        )
         queue += [each.__cause__, each.__context__]
         if isinstance(each, BaseExceptionGroup):
             queue += each.exceptions

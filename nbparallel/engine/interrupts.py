@@ -95,8 +95,9 @@ class Interrupts:
         except KeyboardInterrupt as stop:
             if not late:
                 raise
-            error = TimeoutError(f"the item took longer than its time-out of {seconds:g} s")
-            raise error.with_traceback(stop.__traceback__) from None
+            raise TimeoutError(f"the item took longer than its time-out of {seconds:g} s").with_traceback(
+                stop.__traceback__
+            ) from None
         finally:
             signal.signal(signal.SIGALRM, signal.SIG_DFL if former is None else former)
 

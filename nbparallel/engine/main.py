@@ -36,7 +36,6 @@ from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine import environment, failures, tasks
 from nbparallel.engine import shell as shells
 from nbparallel.engine.debugger import Breakpoints, FailureFrames
-from nbparallel.engine.environment.settings import FollowedSettings
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput, mark_threads, pickle_message
@@ -219,7 +218,7 @@ class Engine:
         os.register_at_fork(before=output.flush)  # else a child would write the same text again
         environment.set_environment(configure)
         self._threads = environment.ThreadLimits(configure.usable_cpus, len(configure.place.ranks))
-        settings = FollowedSettings()
+        settings = environment.FollowedSettings()
         shell.attach(output, configure.colors)
         shell.debugger = frames.examine_last  # type: ignore[method-assign]
         shell.text_of_error = partial(failures.shown_text, shell=shell)
@@ -286,8 +285,9 @@ class Engine:
             self.state.next_context = pickle.loads(frame.payload)
             return
         if frame.kind is Kind.INSPECT:  # may come from another thread, while the last value is being taken
-            report = inspect_namespace(self.state, pickle.loads(frame.payload))
-            self._channel.send(Kind.REPORT, pickle_message(report))
+            self._channel.send(
+                Kind.REPORT, pickle_message(inspect_namespace(self.state, pickle.loads(frame.payload)))
+            )
             return
         if frame.kind is Kind.COMPLETE:
             self._channel.send(Kind.REPORT, pickle_message(complete(self.state, pickle.loads(frame.payload))))

@@ -199,8 +199,7 @@ class RankOutput:
         """Return the task that started the calling thread, if it is an earlier one and no cell runs."""
         if self.runs:
             return None
-        thread = threading.current_thread()
-        task: int | None = getattr(thread, "_nbparallel_task", None)
+        task: int | None = getattr(threading.current_thread(), "_nbparallel_task", None)
         return task if task is not None and task != self.task and os.getpid() == self._pid else None
 
     def turn_to(self, stream: RankStream) -> None:

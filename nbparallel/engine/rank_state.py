@@ -9,8 +9,7 @@ from typing import Any
 from nbparallel.channel.channel import SegmentClient
 from nbparallel.distributed.communicator import Communicator
 from nbparallel.engine.debugger import Breakpoints, FailureFrames
-from nbparallel.engine.environment import Defaults
-from nbparallel.engine.environment.settings import FollowedSettings
+from nbparallel.engine.environment import Defaults, FollowedSettings
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput

@@ -299,13 +299,14 @@ class RankShell(InteractiveShell):
 
     def lines_of(self, error: BaseException) -> list[str]:
         """Return the parts of an error's traceback, in the notebook's colours; the error's own code runs."""
-        trace = error.__traceback__
         try:
             lines: list[str]
             if isinstance(error, SyntaxError):
                 lines = self.SyntaxTB.structured_traceback(type(error), error, None)
             else:
-                lines = self.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+                lines = self.InteractiveTB.structured_traceback(
+                    type(error), error, error.__traceback__, tb_offset=0
+                )
         finally:
             self.InteractiveTB.tb = None  # it would keep the frames, and all arrays that they hold
             _forget_parsed()

@@ -213,9 +213,8 @@ def run_script(task: ScriptTask, variables: dict[str, Any]) -> None:
     sys.argv[:] = [task.path, *task.arguments]
     variables["__file__"] = task.path
     variables["__package__"] = task.package
-    code = compile(task.source, task.path, "exec", dont_inherit=True)
     try:
-        exec(code, variables)
+        exec(compile(task.source, task.path, "exec", dont_inherit=True), variables)
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
             raise
@@ -248,8 +247,13 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
     try:
         try:
             if communicator is not None:
-                go_on = isinstance(task, CellTask) and task.go_on
-                communicator.begin_cell(task.number, task.ranks, _filename(state, task), go_on=go_on, fds=fds)
+                communicator.begin_cell(
+                    task.number,
+                    task.ranks,
+                    _filename(state, task),
+                    go_on=(isinstance(task, CellTask) and task.go_on),
+                    fds=fds,
+                )
             state.interrupts.arm(task.number)
             report.notes = _follow_notebook(state, task)
             if uses is not None:
@@ -347,8 +351,7 @@ def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskRepor
     elif isinstance(task, PushTask):
         variables.update(_load(state, task.values))
     elif isinstance(task, NamesTask):
-        names = state.names
-        report.value = [name for name in state.defaults.user_names() if names.is_only_here(name)]
+        report.value = [name for name in state.defaults.user_names() if state.names.is_only_here(name)]
     elif isinstance(task, DebugTask):
         state.frames.open(task.failed_ns)
     elif not isinstance(task, DrawTask):  # which is answered by its report

@@ -61,8 +61,7 @@ def _fork_rank(channel: Channel, frame: Frame, supervisor: int) -> None:
         number, refused = 0, error.errno or errno.EAGAIN
     finally:
         frame.close()
-    fields = {**request, "pid": max(0, number), "errno": refused}
-    channel.send(Kind.FORKED, json.dumps(fields).encode())
+    channel.send(Kind.FORKED, json.dumps({**request, "pid": max(0, number), "errno": refused}).encode())
 
 
 def _fork_twice(channel: Channel, frame: Frame, client: int, supervisor: int) -> int:

@@ -13,14 +13,13 @@ if TYPE_CHECKING:
     from nbparallel.session.diagnostics.doctor import Examination, Finding, examine
     from nbparallel.session.diagnostics.speedup import scaling
     from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
+    from nbparallel.session.functions import imap, map, spawn
     from nbparallel.session.monitoring.activity import RankStatistics
     from nbparallel.session.monitoring.segments import SessionNames, SharedSegment
     from nbparallel.session.monitoring.statistics import SessionStatistics
-    from nbparallel.session.ordered_map import imap, map
     from nbparallel.session.output import OutputSink
     from nbparallel.session.results import CellResult, RankResult, RankValues, RemoteValue
     from nbparallel.session.session import Session
-    from nbparallel.session.start_processes import spawn
     from nbparallel.session.tasks.cell_queue import PendingCell
 
 _HOMES = {
@@ -39,10 +38,10 @@ _HOMES = {
     "SessionStatistics": "monitoring.statistics",
     "SharedSegment": "monitoring.segments",
     "examine": "diagnostics.doctor",
-    "imap": "ordered_map",
-    "map": "ordered_map",
+    "imap": "functions",
+    "map": "functions",
     "scaling": "diagnostics.speedup",
-    "spawn": "start_processes",
+    "spawn": "functions",
     "strategy_bench": "diagnostics.strategy_benchmark",
 }
 

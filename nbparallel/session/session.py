@@ -92,8 +92,9 @@ class SessionViews:
         names = self._names.namespace if namespace is None else namespace
         pool = self._ranks.running
         handles = list(pool.handles)
-        reports = pool.queries.names(handles)
-        return compare(names or {}, hidden or {}, sharing.current_store(), handles, reports)
+        return compare(
+            names or {}, hidden or {}, sharing.current_store(), handles, pool.queries.names(handles)
+        )
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
         """Return completions by rank 0; none if it is busy or does not run."""
@@ -210,8 +211,9 @@ class Session:
             elsewhere = importlib.import_module(
                 "nbparallel.cluster.host_session"
             )  # it stands on this package
-            parts = elsewhere.make_parts(cluster, world_size, start_method, ranks_per_host, max_hosts)
-            self._names, self._tasks, self._ranks, self._views = parts
+            self._names, self._tasks, self._ranks, self._views = elsewhere.make_parts(
+                cluster, world_size, start_method, ranks_per_host, max_hosts
+            )
         self._session_lock = SessionLock()
         self.keep_messages, self.read_in_place = keep_messages, read_in_place
         self._line = deque[QueuedCell]()
@@ -505,15 +507,19 @@ class Session:
         ranks: tuple[int, ...] = (), timeout: float | None = None,
     ) -> CellResult:  # fmt: skip
         """Perform a task, on all ranks by default; `watch` follows it."""
-        options = CellOptions(sink=sink, timeout=timeout)
-        return self._perform(lambda pool: self._tasks.prepare(pool, make, options, watch, ranks))
+        return self._perform(
+            lambda pool: self._tasks.prepare(
+                pool, make, CellOptions(sink=sink, timeout=timeout), watch, ranks
+            )
+        )
 
     def begin(self, chosen: ItemMap, sink: OutputSink) -> PendingCell:
         """Have the ranks do a map in the background."""
         made: list[PendingCell] = []
-        options = CellOptions(sink=sink)
         self._start(
-            lambda pool: self._tasks.prepare(pool, chosen.make, options, chosen), made, chosen.complete
+            lambda pool: self._tasks.prepare(pool, chosen.make, CellOptions(sink=sink), chosen),
+            made,
+            chosen.complete,
         )
         return made[0]
 

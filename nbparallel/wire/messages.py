@@ -118,7 +118,7 @@ class WorkingContext(Message):
     sys_path: tuple[str, ...]
     """Its ``sys.path``."""
     settings: tuple[tuple[str, bytes], ...] = ()
-    """Names of modules, and what is set there, pickled: `engine.environment.settings` follows them."""
+    """Names of modules, and what is set there, pickled: `engine.environment` follows them."""
 
 
 @dataclass(frozen=True, slots=True)

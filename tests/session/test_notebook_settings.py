@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nbparallel.engine.environment.settings import FollowedSettings
+from nbparallel.engine.environment import FollowedSettings
 from nbparallel.session import Session
 from nbparallel.session.names.notebook_settings import NotebookSettings
 from nbparallel.session.output import LineSink

@@ -280,8 +280,9 @@ class Examination(TableView, tuple[Finding, ...]):
         passed = dict.fromkeys(f.brief or f.subject for f in self[bad:] if f.subject != VERSIONS)
         foot = f"{len(self) - bad} checks passed: {' · '.join(passed)}" * bool(passed)
         note = next((f.brief for f in self if f.subject == VERSIONS), "")
-        failed = bool(counts[Severity.PROBLEM])
-        return Table(title, head, rows, foot, note, "each check", bad, failed=failed).without_empty_columns()
+        return Table(
+            title, head, rows, foot, note, "each check", bad, failed=bool(counts[Severity.PROBLEM])
+        ).without_empty_columns()
 
 
 def examine(
@@ -495,8 +496,7 @@ def _names_text(names: Sequence[StaleName]) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split(".")[:2]
-    return tuple(int(part) if part.isdecimal() else 0 for part in parts)
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:2])
 
 
 def _text(number: int | None) -> str:

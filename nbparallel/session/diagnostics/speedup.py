@@ -92,8 +92,12 @@ class Scaling(TableView):
             (str(n), seconds_text(t), f"{s:.2f}", f"{e:.0%}".replace("%", " %"))
             for n, t, s, e in zip(self.counts, self.seconds, self.speedup, self.efficiency, strict=True)
         ]
-        foot = [*self.sentences(), f"the quickest of {RUNS} runs each, in turns"]
-        return Table("", ("ranks", "time", "speed-up", "efficiency"), rows, "\n".join(foot))
+        return Table(
+            "",
+            ("ranks", "time", "speed-up", "efficiency"),
+            rows,
+            "\n".join([*self.sentences(), f"the quickest of {RUNS} runs each, in turns"]),
+        )
 
 
 def scaling(

@@ -470,8 +470,11 @@ def _awaited(control: ControlView, slot: SlotRecord) -> tuple[int, ...]:
     if not slot.target or slot.area:
         return ()
     words = control.words
-    others = (rank for rank in range(control.world_size) if rank != slot.rank)
-    return tuple(rank for rank in others if words[control.word(rank, ARRIVE)] < slot.target)
+    return tuple(
+        rank
+        for rank in (rank for rank in range(control.world_size) if rank != slot.rank)
+        if words[control.word(rank, ARRIVE)] < slot.target
+    )
 
 
 def phase_fields(clock: CellClock, starting: Sequence[int], moving: tuple[str, int] | None) -> dict[str, Any]:

@@ -210,8 +210,16 @@ def build_timeline(record: CellRecord) -> Timeline:
     ]
     private = sum(notes.private_nbytes for notes in record.ranks.values())
     rows.sort(key=lambda row: row.rank)
-    means = usable_cpus(), record.cpu_ns / 1e9, private, record.copied
-    return Timeline(record.number, end, tuple(rows), record.source, *means)
+    return Timeline(
+        record.number,
+        end,
+        tuple(rows),
+        record.source,
+        usable_cpus(),
+        record.cpu_ns / 1e9,
+        private,
+        record.copied,
+    )
 
 
 def awaited_spans(record: CellRecord) -> dict[int, list[OperationSpan]]:

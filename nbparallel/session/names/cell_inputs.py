@@ -502,9 +502,10 @@ class CellInputs:
 
     def key_of(self, name: str) -> Hashable:
         """Return the key of a value that the cell does not use, or None if it cannot travel."""
-        value = self._find(name)
         try:
-            return encode(name, value, self._store, self.broker, self._namespace, frozenset()).memory_key
+            return encode(
+                name, self._find(name), self._store, self.broker, self._namespace, frozenset()
+            ).memory_key
         except UnpicklableError:
             return None
 

@@ -104,8 +104,7 @@ class SharedArrays:
 
     def encode(self, name: str, array: npt.NDArray[Any]) -> Value | None:
         """Return a shared array encoded as a handle; None if its memory is private."""
-        flags = array.flags
-        form = (array.shape, array.strides, array.dtype, flags.writeable, self._store.rights_changes)
+        form = (array.shape, array.strides, array.dtype, array.flags.writeable, self._store.rights_changes)
         seen = self._seen.get(name)
         if seen is not None and seen[0]() is array and seen[1] == form:
             return Value(name, NameKind.ARRAY, seen[2], handle=seen[3], array=array)

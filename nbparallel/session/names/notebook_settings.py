@@ -1,6 +1,6 @@
 """Settings of this process that ranks follow, such as options of pandas: a reader for each.
 
-`nbparallel.engine.environment.settings` has for each the function that follows it.  The reference,
+`nbparallel.engine.environment` has for each the function that follows it.  The reference,
 "Magics", says what does not go.
 """
 
@@ -51,8 +51,11 @@ def _logging(logging: Any) -> Any:
             form = handler.formatter
             style = None if form is None else (form._fmt, form.datefmt, _style(form, logging))
             handlers.append((stream, handler.level, style))
-    loggers = root.manager.loggerDict.copy()
-    levels = {name: logger.level for name, logger in loggers.items() if getattr(logger, "level", 0)}
+    levels = {
+        name: logger.level
+        for name, logger in root.manager.loggerDict.copy().items()
+        if getattr(logger, "level", 0)
+    }
     return root.level, root.manager.disable, handlers, levels
 
 

@@ -174,8 +174,10 @@ class ElasticPool:
     def stop(self) -> None:
         """End every process; after `close`."""
         launch, self._launch = self._launch, None
-        steps = [partial(self._discard, pool) for pool in list(self._pools)]
-        do_all(*steps, *([] if launch is None else [launch.terminate]))
+        do_all(
+            *(partial(self._discard, pool) for pool in list(self._pools)),
+            *(() if launch is None else (launch.terminate,)),
+        )
 
     def end(self, rank: int | None) -> None:
         """Kill one rank, or end all; `ensure` starts them again."""

@@ -48,45 +48,44 @@ def as_start_error(what: str) -> Iterator[None]:
         raise start_error(what, OSError(errno.EAGAIN, str(error))) from error
 
 
+_CAUSES = {
+    errno.ENFILE: "this machine has too many open files (sysctl fs.file-max); close some",
+    **dict.fromkeys(
+        (errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT),
+        "this machine or container is short of memory; delete large variables, end other programs, or run "
+        "fewer ranks",
+    ),
+    **dict.fromkeys(
+        (errno.EPERM, errno.EACCES, errno.ENOSYS),
+        "it takes Linux 5.3 or newer, and a container whose seccomp profile allows it (Docker's does since "
+        "20.10)",
+    ),
+}
+"""Why the system refuses, and what to do, by the number of its error."""
+
+
 def start_error(what: str, error: OSError) -> StartError:
     """Return the error that says what the system refused, why, and what to do."""
-    return StartError(f"the system refused {what} ({error.strerror or error}): {_cause(error.errno or 0)}")
-
-
-def _cause(number: int) -> str:
+    number = error.errno or 0
+    cause = _CAUSES.get(number) or os.strerror(number)
     if number == errno.EAGAIN:
-        return f"{_tasks()}; run fewer ranks, end other programs, or raise the limit"
-    if number == errno.EMFILE:
-        soft, _ = system.process_limit(resource.RLIMIT_NOFILE)
-        return f"this process may have {soft} open files; close some, or raise the limit (ulimit -n)"
-    if number == errno.ENFILE:
-        return "this machine has too many open files (sysctl fs.file-max); close some"
-    if number == errno.EFBIG:
-        soft, _ = system.process_limit(resource.RLIMIT_FSIZE)
-        most = "" if soft is None else f" of {size_text(soft)}"
-        return f"shared memory counts as a file, and the limit{most} on the size of files is too low; " + (
-            "start the notebook or script without it (ulimit -f unlimited)"
+        cause = f"{_tasks()}; run fewer ranks, end other programs, or raise the limit"
+    elif number == errno.EMFILE:
+        most = system.process_limit(resource.RLIMIT_NOFILE)[0]
+        cause = f"this process may have {most} open files; close some, or raise the limit (ulimit -n)"
+    elif number == errno.EFBIG:
+        most = system.process_limit(resource.RLIMIT_FSIZE)[0] or 0
+        cause = (
+            f"shared memory counts as a file, and the limit of {size_text(most)} on the size of files is too "
+            "low; start the notebook or script without it (ulimit -f unlimited)"
         )
-    if number in (errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT):
-        return (
-            "this machine or container is short of memory; delete large variables, end other programs, or "
-            "run fewer ranks"
-        )
-    if number in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-        return (
-            "it takes Linux 5.3 or newer, and a container whose seccomp profile allows it (Docker's does "
-            "since 20.10)"
-        )
-    return os.strerror(number)
+    return StartError(f"the system refused {what} ({error.strerror or error}): {cause}")
 
 
 def _tasks() -> str:
-    full = [limit for limit in system.task_limits() if limit.used + 1 >= limit.most] or [
-        *system.task_limits()
-    ]
-    if not full:
+    limit = min(system.task_limits(), key=lambda limit: limit.most - limit.used, default=None)
+    if limit is None:
         return "the system has no room for more processes and threads"
-    limit = min(full, key=lambda limit: limit.most - limit.used)
     return f"there are {limit.used} processes and threads of the {limit.most} that {limit.where}"
 
 
@@ -274,8 +273,9 @@ def _creation_mask() -> str:
 
 
 def _shell() -> Any:
-    module = sys.modules.get("IPython")
-    get_ipython = getattr(module, "get_ipython", None)  # another thread may be half-way through the import
+    get_ipython = getattr(
+        sys.modules.get("IPython"), "get_ipython", None
+    )  # another thread may be half-way through the import
     return None if get_ipython is None else get_ipython()
 
 

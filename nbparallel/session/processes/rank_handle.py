@@ -268,8 +268,9 @@ class RankHandle:
         self.channel = Channel(mine)
         self.stderr_tail = ""
         self._pipes = {"stdout": out_read, "stderr": err_read}
-        new_decoder = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {name: new_decoder("backslashreplace") for name in self._pipes}
+        self._decoders = {
+            name: codecs.getincrementaldecoder("utf-8")("backslashreplace") for name in self._pipes
+        }
         self._pending: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._flushed = 0.0
         self.rank_ends: list[int] = [theirs.detach(), out_write, err_write]
@@ -477,8 +478,12 @@ class RankHandle:
 
     def close(self) -> None:
         """Close everything; the event loop has stopped, or this is its thread."""
-        pipes = [partial(self._close_pipe, name) for name in self._pipes]
-        do_all(self.close_theirs, *pipes, self._close_channel, self._close_pidfd)
+        do_all(
+            self.close_theirs,
+            *(partial(self._close_pipe, name) for name in list(self._pipes)),
+            self._close_channel,
+            self._close_pidfd,
+        )
 
     def _close_channel(self) -> None:
         self._event_loop.unwatch(self.channel.fileno())

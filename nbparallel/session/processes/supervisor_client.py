@@ -106,8 +106,11 @@ class RankQueries:
         asked: list[RankHandle] = []
 
         def send(number: int) -> None:
-            idle = [handle for handle in handles if handle.usable and not handle.busy and handle.alive]
-            asked.extend(handle for handle in idle if handle.offer(kind, query(number)))
+            asked.extend(
+                handle
+                for handle in handles
+                if handle.usable and not handle.busy and handle.alive and handle.offer(kind, query(number))
+            )
 
         def incomplete(replies: list[Any]) -> bool:
             replied = {rank for rank, _ in replies}
@@ -286,8 +289,13 @@ class SupervisorClient:
         self, kind: Kind, message: dict[str, Any], fds: list[int] | None = None, *, sequence: int = 0
     ) -> None:
         try:
-            payload = json.dumps(message).encode()
-            self.control.send(kind, payload, fds=fds or (), sequence=sequence, abandon=lambda: self.dead)
+            self.control.send(
+                kind,
+                json.dumps(message).encode(),
+                fds=fds or (),
+                sequence=sequence,
+                abandon=lambda: self.dead,
+            )
         except ChannelClosedError:
             pass  # it has ended, which its pidfd reports
 
@@ -302,8 +310,11 @@ class SupervisorClient:
 
     def log(self) -> str:
         """Return the end of the output of supervisor and template."""
-        size = os.fstat(self._log).st_size
-        return os.pread(self._log, 4000, max(0, size - 4000)).decode("utf-8", "backslashreplace").strip()
+        return (
+            os.pread(self._log, 4000, max(0, os.fstat(self._log).st_size - 4000))
+            .decode("utf-8", "backslashreplace")
+            .strip()
+        )
 
     # the event loop's thread --------------------------------------------------------------------------------
 
@@ -387,8 +398,12 @@ class SupervisorClient:
 
     def close(self) -> None:
         """Close every descriptor; the event loop has stopped."""
-        fds = [partial(os.close, fd) for fd in (self._pidfd, self._log)]
-        do_all(self.control.close, self.broker.close, *fds)
+        do_all(
+            self.control.close,
+            self.broker.close,
+            partial(os.close, self._pidfd),
+            partial(os.close, self._log),
+        )
 
 
 def _start_failure(report: dict[str, Any]) -> StartError:

@@ -73,8 +73,11 @@ class PendingCell:
         try:
             callback(self)
         except Exception as error:  # noqa: BLE001  whatever the user's code raises
-            hooked = (type(error), error, error.__traceback__, threading.current_thread())
-            threading.excepthook(threading.ExceptHookArgs(hooked))
+            threading.excepthook(
+                threading.ExceptHookArgs(
+                    (type(error), error, error.__traceback__, threading.current_thread())
+                )
+            )
 
     @property
     def state(self) -> str:

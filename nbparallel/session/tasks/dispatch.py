@@ -99,8 +99,16 @@ class TaskDispatcher:
         """Return a request for a task that is the same for all its ranks, by default all there are."""
         number, ranks = self.next_number(), ranks or tuple(pool.ranks)
         task, keepalive = make(pool, number, ranks)
-        fds = () if watch is None else watch.fds
-        return TaskRequest(number, ranks, lambda _: task, options, None, keepalive, watch=watch, fds=fds)
+        return TaskRequest(
+            number,
+            ranks,
+            lambda _: task,
+            options,
+            None,
+            keepalive,
+            watch=watch,
+            fds=(() if watch is None else watch.fds),
+        )
 
     def prepare_cell(
         self,
@@ -132,7 +140,6 @@ class TaskDispatcher:
             notes = [*preparation.notes, *_copied_notes(preparation)]
         updates = {} if preparation is None else preparation.updates
         number = self.next_number()
-        count = number if options.execution_count is None else options.execution_count
 
         def make(rank: int) -> Task:
             return CellTask(
@@ -143,7 +150,7 @@ class TaskDispatcher:
                 seed=options.seed,
                 source=cell,
                 line_offset=options.line_offset,
-                execution_count=count,
+                execution_count=(number if options.execution_count is None else options.execution_count),
                 show_values=options.show_values,
                 go_on=options.go_on,
                 uses=None if preparation is None else preparation.uses,
@@ -197,9 +204,13 @@ class TaskDispatcher:
             if (task := request.make(rank)) != run.task:
                 if run.task is None and runs_user_code(task):
                     number = getattr(task, "execution_count", 0)
-                    items = max(0, getattr(task, "items", 0))
                     self.clock = CellClock(
-                        number, request.number, request.ranks, began, phase="running", items=items
+                        number,
+                        request.number,
+                        request.ranks,
+                        began,
+                        phase="running",
+                        items=max(0, getattr(task, "items", 0)),
                     )
                 run.task, pickled = task, pickle.dumps(task, 5)
             handle.send_pickled(Kind.TASK, pickled, request.fds, epoch=pool.epoch)
@@ -371,8 +382,10 @@ def _copied(preparation: Preparation | None) -> dict[str, int]:
     """Return the bytes that were copied for a cell, and not moved into shared memory, by name."""
     if preparation is None:
         return {}
-    moved = preparation.moved_nbytes
-    return {name: nbytes - moved.get(name, 0) for name, nbytes in preparation.copied_nbytes.items()}
+    return {
+        name: nbytes - preparation.moved_nbytes.get(name, 0)
+        for name, nbytes in preparation.copied_nbytes.items()
+    }
 
 
 def name_sizes(nbytes: Mapping[str, int]) -> str:

@@ -269,8 +269,7 @@ class ItemMap:
             self._bar = ProgressBar(self.count)
         self._number = number
         how = self._return_errors, self._timeout, self._send_seconds, self._observers
-        task = CallTask(number, ranks, (), True, None, pickled.data, self.count, *how)
-        return task, (pickled, held)
+        return CallTask(number, ranks, (), True, None, pickled.data, self.count, *how), (pickled, held)
 
     def _fill_pipe(self) -> None:
         """Put a ticket for every chunk into a new pipe."""
@@ -329,8 +328,12 @@ class ItemMap:
     def _keep(self, chunks: Mapping[int, Any]) -> None:
         for ticket, chunk in chunks.items():
             first, length = self._chunks[ticket]
-            name = f"the result of {_name(first, length)}"
-            loaded = load_item(chunk, sharing.current_store(), broker=self._broker, name=name)
+            loaded = load_item(
+                chunk,
+                sharing.current_store(),
+                broker=self._broker,
+                name=f"the result of {_name(first, length)}",
+            )
             for index, result in enumerate([loaded] if length == 1 else loaded, first):
                 self._add(index, result)
 

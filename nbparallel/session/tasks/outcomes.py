@@ -17,7 +17,6 @@ from nbparallel.errors import (
     FileDescriptorLimitError,
     ProtocolError,
     RankDiedError,
-    SegmentLostError,
     SharedMemoryFullError,
     rank_list,
 )
@@ -49,7 +48,6 @@ from nbparallel.wire.messages import (
     RankTimeline,
     ScriptTask,
 )
-from nbparallel.wire.system import PAUSE_SECONDS
 
 # Cell times: where each rank's time in a cell has gone, while it runs and when it has ended.
 #
@@ -115,19 +113,13 @@ def _times(whole: int, waiting: int, moving: int, finished: int, operations: int
 
 
 __tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
-DEATH_SECONDS = 0.5
-"""How long to wait for the report that a rank has ended, once memory of it was missed."""
 NOT_ASKED = "its value was not asked for"
 """Why a value stayed on its rank although it could have travelled."""
 
 
 def values_of(run: TaskRun, loads: Callable[[Any], Any]) -> dict[int, Any]:
     """Return the values of a task by rank; `loads` rebuilds each, once."""
-    return {
-        rank: _value(run.handles.get(rank), end, loads)
-        for rank, end in sorted(run.outcomes.items())
-        if end.has_value
-    }
+    return {rank: _value(end, loads) for rank, end in sorted(run.outcomes.items()) if end.has_value}
 
 
 def missing_values_notes(values: Mapping[int, Any]) -> list[str]:
@@ -163,8 +155,16 @@ def result_of(run: TaskRun, values: Mapping[int, Any]) -> CellResult:
         )
     names = run.request.preparation
     copied, shared = ({}, {}) if names is None else (names.copied_nbytes, names.shared_nbytes)
-    notes = tuple(run.request.notes)
-    return CellResult(RankValues(values), ranks, seconds, notes, copied, shared, _drawn(run), run.findings())
+    return CellResult(
+        RankValues(values),
+        ranks,
+        seconds,
+        tuple(run.request.notes),
+        copied,
+        shared,
+        _drawn(run),
+        run.findings(),
+    )
 
 
 def _drawn(run: TaskRun) -> DrawnValues | None:
@@ -181,30 +181,17 @@ def _drawn(run: TaskRun) -> DrawnValues | None:
     )
 
 
-def _value(handle: RankHandle | None, outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
+def _value(outcome: Outcome, loads: Callable[[Any], Any]) -> Any:
     if outcome.value is None:
         return RemoteValue(outcome.rank, outcome.text, outcome.value_error or NOT_ASKED)
     try:
         return loads(outcome.value)
     except Exception as error:  # noqa: BLE001  rebuilding runs code of the user's classes
         reason = f"it cannot be rebuilt in the notebook: {type(error).__name__}: {error}"
-        missed = handle if isinstance(error, SegmentLostError) else None
-        if missed is not None and (death := _death_of(missed)) is not None:
-            reason = (
-                f"rank {outcome.rank} {describe_death(death)}, after it had answered, and its arrays with it"
-            )
         lack = error if isinstance(error, FileDescriptorLimitError | SharedMemoryFullError) else None
         if lack is not None:
             lack.__traceback__ = lack.__cause__ = lack.__context__ = None
         return RemoteValue(outcome.rank, outcome.text, reason, lack)
-
-
-def _death_of(handle: RankHandle) -> RankDeath | None:
-    """Return how a rank ended whose memory is gone; the supervisor's word on it may be on its way."""
-    deadline = time.monotonic() + DEATH_SECONDS
-    while handle.death is None and time.monotonic() < deadline:
-        time.sleep(PAUSE_SECONDS)
-    return handle.death
 
 
 def record_of(run: TaskRun, began_ns: int) -> CellRecord:
@@ -298,8 +285,7 @@ def raise_if_failed(run: TaskRun, result: CellResult, raised: BaseException | No
         elif isinstance(outcome.failure, RankFailure):
             failed[rank] = replace(outcome.failure, item=_item(run, rank))
     for rank, end in run.deaths.items():
-        failure = death_failure(run.handles[rank], end, run.control, _item(run, rank))
-        failed[rank] = unfinished[rank] = failure
+        failed[rank] = unfinished[rank] = death_failure(run.handles[rank], end, run.control, _item(run, rank))
     unfinished = dict(sorted(unfinished.items()))
     if raised is not None:
         if unfinished:
@@ -317,8 +303,6 @@ def raise_if_failed(run: TaskRun, result: CellResult, raised: BaseException | No
             result=result,
             failures=unfinished,
         )
-    if not failed and freed:  # cannot be: ranks are interrupted only after another one has failed
-        failed = {rank: run.outcomes[rank].failure for rank in freed}
     if failed:
         error = parallel_error.build_parallel_error(failed, freed, result)
         if run.request.options.sink is None:  # nothing else has shown them

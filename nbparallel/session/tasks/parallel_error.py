@@ -41,8 +41,6 @@ def build_parallel_error(
     result : CellResult, optional
         What there was.
     """
-    if not errors:
-        raise ValueError("a cell without a failed rank has no error to build")
     order = _in_order(errors.values())
     exceptions = {failure.rank: rebuild(failure) for failure in order}
     error = ParallelError(summary(order, freed), exceptions, result=result)

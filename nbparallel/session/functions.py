@@ -1,19 +1,21 @@
-"""map and imap: a function over items, with the notebook's ranks or with ranks for this call alone."""
+"""map, imap and spawn: a function with the notebook's ranks, or with ranks for this call alone."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from nbparallel import sharing
+from nbparallel.distributed import call_with_rank
 from nbparallel.errors import without_frames
 from nbparallel.session import running_sessions
 from nbparallel.session.output import LineSink, OutputSink
 from nbparallel.session.session import Session
 from nbparallel.session.tasks.item_map import ItemMap
 
+__tracebackhide__ = True  # of pytest: an error of a rank shows the test, not the way here
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -153,3 +155,63 @@ def _session() -> Iterator[tuple[Session, OutputSink]]:
             yield session, sink
         finally:
             sink.finish()  # before an error is shown; the session has done so unless it could not start
+
+
+def spawn(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "forkserver",
+) -> None:
+    """Call ``function(rank, *args)`` on `nprocs` fresh ranks, and wait until all have returned.
+
+    What they print is printed here, each line behind its rank.  The ranks communicate through
+    `nbparallel.distributed`, and have ended when this returns, whatever happened.
+
+    Parameters
+    ----------
+    function : callable
+        One that is defined in ``__main__`` travels by value; no ``if __name__ == "__main__"`` is needed.
+    args : sequence
+        Shared arrays arrive as the same memory, and so do arrays that you shared with `nbparallel.share`;
+        everything else is copied.
+    nprocs : int
+        How many ranks.
+    join : bool
+        True: this waits.  To continue while they run, use a `nbparallel.Session` and its `submit`.
+    daemon : bool
+        torch's; it changes nothing: no rank outlives this process.
+    start_method : {"forkserver", "spawn"}
+        As for `nbparallel.Session`.
+
+    Raises
+    ------
+    ParallelError
+        Ranks failed; ``.errors`` maps rank to exception.  The others were released.
+    KeyboardInterrupt
+        It was interrupted.
+
+    Notes
+    -----
+    As ``torch.multiprocessing.spawn``; what the functions return is dropped.  `Session.call` returns it
+    and keeps the ranks.
+
+    Examples
+    --------
+    >>> def train(rank, steps):
+    ...     for step in range(steps):
+    ...         loss = nbparallel.distributed.all_reduce(float(rank))
+    >>> nbparallel.spawn(train, args=(100,), nprocs=4)  # doctest: +SKIP
+    """
+    if not callable(function):
+        raise TypeError(f"spawn needs a function to call, not {type(function).__name__}")
+    if isinstance(args, str) or not isinstance(args, Iterable):
+        raise TypeError(f"spawn needs the arguments as a tuple, args=({args!r},), not {type(args).__name__}")
+    if not join:
+        raise ValueError(
+            "spawn waits for its ranks; join=False is not possible: use nbparallel.Session and its submit()"
+        )
+    with Session(nprocs, start_method=start_method) as session:
+        session.call(call_with_rank, function, tuple(args))
