@@ -67,23 +67,21 @@ class Breakpoints:
         """
         if os.environ.get("PYTHONBREAKPOINT"):  # the user's own choice; "0" means none
             return sys.__breakpointhook__(*args, **options)
-        self._stop_in(sys._getframe(1), "breakpoint()")
-        return None
+        return self.set_trace(sys._getframe(1), call="breakpoint()")
 
-    def set_trace(self, frame: FrameType | None = None, *_: Any, **_options: Any) -> None:
+    def set_trace(
+        self, frame: FrameType | None = None, *_: Any, call: str = "set_trace()", **_options: Any
+    ) -> None:
         """Stop as `stop` does, for ``import pdb; pdb.set_trace()``; PYTHONBREAKPOINT may lead here."""
         frame = frame or sys._getframe(1)
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back
         if frame is not None:
-            self._stop_in(frame, "set_trace()")
-
-    def _stop_in(self, frame: FrameType, call: str) -> None:
-        self._used = True
-        try:
-            RankDebugger(self._ask).stop_in(frame)
-        except InputRefusedError as error:
-            raise InputRefusedError(f"{call} asks with input(): {error}") from None
+            self._used = True
+            try:
+                RankDebugger(self._ask).stop_in(frame)
+            except InputRefusedError as error:
+                raise InputRefusedError(f"{call} asks with input(): {error}") from None
 
     def end_task(self) -> None:
         """Stop tracing, so that stepping over the end of a cell does not stop in the next one."""

@@ -26,12 +26,6 @@ from nbparallel.wire.messages import Configure, WorkingContext
 from nbparallel.wire.system import THREAD_VARIABLES, ImportHook, threads_from_environment
 
 
-def enter_context(place: WorkingContext) -> None:
-    """Enter the notebook's directory and path; if the directory cannot be entered, write a line to stderr."""
-    _change_directory(place.cwd)
-    sys.path[:] = place.sys_path
-
-
 def follow_context(before: WorkingContext, now: WorkingContext) -> tuple[str, ...]:
     """Follow the notebook's directory and path; return a line if a cell had changed the directory."""
     notes: tuple[str, ...] = ()
@@ -64,6 +58,7 @@ def _directory() -> str:
 
 
 def _change_directory(path: str) -> None:
+    """Enter a directory; if that cannot be done, write a line to stderr."""
     try:
         os.chdir(path or ".")  # empty: it was removed, and a process that is in it stays in it
     except OSError as error:
@@ -198,7 +193,8 @@ def set_environment(configure: Configure) -> None:
     )
     if seed is not None:
         os.environ["PYTHONHASHSEED"] = seed  # that of this process: what ranks start hashes as they do
-    enter_context(configure.context)
+    _change_directory(configure.context.cwd)
+    sys.path[:] = configure.context.sys_path
     sys.argv[:] = [""]
 
 

@@ -504,8 +504,6 @@ def _loop(channel: Channel, engine: Engine) -> None:
 
 def _prefer_for_oom_kill() -> None:
     """Make the out-of-memory killer prefer a rank to the notebook (proc(5), oom_score_adj)."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("500")
-    except OSError:
-        pass  # not Linux, or not allowed: then the system decides
+    # not Linux, or not allowed: then the system decides
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")

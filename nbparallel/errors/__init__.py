@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
+from nbparallel.errors.text.rank_names import grouped as grouped
 from nbparallel.errors.text.rank_names import label_of_rank as label_of_rank
 from nbparallel.errors.text.rank_names import labelled_ranks as labelled_ranks
 from nbparallel.errors.text.rank_names import rank_list as rank_list

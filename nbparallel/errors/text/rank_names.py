@@ -5,6 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def grouped(pairs: Iterable[tuple[_K, _V]]) -> dict[_K, list[_V]]:
+    """Return the values of each key, in order: of texts the ranks that they are about.
+
+    >>> grouped([("a", 0), ("b", 1), ("a", 2)])
+    {'a': [0, 2], 'b': [1]}
+    """
+    groups: dict[_K, list[_V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def _no_label(rank: int) -> str:
@@ -23,9 +39,7 @@ def rank_list(ranks: Iterable[int]) -> str:
     """
     numbers = sorted(set(ranks))
     plural = "s" if len(numbers) != 1 else ""
-    label_of, by_label = label_of_rank.get(), dict[str, list[int]]()
-    for number in numbers:
-        by_label.setdefault(label_of(number), []).append(number)
+    by_label = grouped((label_of_rank.get()(number), number) for number in numbers)
     return f"rank{plural} " + ", ".join(f"{_ranges(some)}{label}" for label, some in by_label.items())
 
 

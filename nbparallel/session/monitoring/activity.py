@@ -357,18 +357,18 @@ class _ActivitySnapshot:
             return _starting(rank, handle.pid)
         state, operation, line, since, times = "idle", "", 0, self.now, _NO_TIMES
         waits_for: tuple[int, ...] = ()
-        last_line = inside = 0
+        last_line, inside, items = 0, 0, ItemRecord(0, -1, 0)
         try:
             if handle.death is None:
                 state, operation, line, since, waits_for, last_line = self._state(handle)
                 if last_line > line and self.control is not None:
                     inside = line_inside(self.control, handle.pid, rank)
             times = self._times(handle)
+            items = self._items(rank) or items
         except ValueError:  # a new epoch has just begun, and this view was closed
             pass
         if handle.death is not None:
             state, operation = "dead", describe_death(handle.death)
-        items = self._items(rank)
         return RankActivity(
             rank=rank,
             pid=handle.pid,
@@ -394,16 +394,13 @@ class _ActivitySnapshot:
             **(read_memory(handle.pid) if handle.death is None else {}),
         )
 
-    def _items(self, rank: int) -> ItemRecord:
-        """Return how far a rank is in the items of this cell."""
-        control, none = self.control, ItemRecord(0, -1, 0)
+    def _items(self, rank: int) -> ItemRecord | None:
+        """Return how far a rank is in the items of this cell, if it has any."""
+        control = self.control
         if control is None or rank >= control.world_size:
-            return none
-        try:
-            record = ItemRecord.read(control.words, control.layout, rank)
-        except ValueError:  # a new epoch has just begun, and this view was closed
-            return none
-        return record if record.task == self.clock.task else none
+            return None
+        record = ItemRecord.read(control.words, control.layout, rank)
+        return record if record.task == self.clock.task else None
 
     def _state(self, handle: RankHandle) -> tuple[str, str, int, int, tuple[int, ...], int]:
         """Return state, operation, line, since when, the ranks that it waits for, and the last line."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel import sharing
+from nbparallel.errors import grouped
 from nbparallel.session.names.delivery import PREDEFINED_NAMES
 from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
@@ -318,10 +319,14 @@ def _record(
 
 def names_by_segment(namespace: Mapping[str, Any], store: Store) -> dict[int, tuple[str, ...]]:
     """Return which names of a namespace lie in which segment; IPython's own names are left out."""
-    found: dict[int, list[str]] = {}
-    for name, value in list(namespace.items()):
-        if has_memory(value) and not is_ipythons(name):
-            place = describe_variable(name, value, store)
-            for segment in place.segments or (place.segment,) * bool(place.segment):
-                found.setdefault(segment, []).append(name)
+    places = [
+        describe_variable(name, value, store)
+        for name, value in list(namespace.items())
+        if has_memory(value) and not is_ipythons(name)
+    ]
+    found = grouped(
+        (segment, place.name)
+        for place in places
+        for segment in place.segments or (place.segment,) * bool(place.segment)
+    )
     return {segment: tuple(sorted(names)) for segment, names in found.items()}

@@ -46,16 +46,6 @@ from nbparallel.wire.units import size_text
 AnyArray: TypeAlias = npt.NDArray[Any]
 
 
-@dataclass(slots=True)
-class MoveReport:
-    """What `move_arrays` did."""
-
-    copied: dict[str, int] = field(default_factory=dict)
-    """Bytes copied, by the name for which it was done."""
-    notes: list[str] = field(default_factory=list)
-    """Lines for the user."""
-
-
 _Place: TypeAlias = tuple[MutableMapping[Any, Any], Any, Any]
 """A mapping that may hold an array, under which key, and what it holds."""
 
@@ -83,17 +73,18 @@ def move_arrays(
     names: Iterable[str],
     namespace: MutableMapping[str, Any],
     store: Store,
+    copied: dict[str, int],
     *,
     for_all: bool,
     on_move: Callable[[str, int], None],
-) -> MoveReport:
+) -> list[str]:
     """Move the arrays of some names, and what shares their memory, into shared memory.
 
     Every name of `namespace` that is bound to one of these arrays, or to a view of one, is bound to the
     same part of the shared one.  Arrays that are shared already stay as they are; with `for_all`, unless they
-    lie packed with others that ranks may only read.  Before each is moved, `on_move` gets its name and bytes.
+    lie packed with others that ranks may only read.  Before each is moved, `on_move` gets its name and bytes;
+    `copied` gets them when it was.  Returns lines for the user.
     """
-    report = MoveReport()
     packed_in = store.packed_read_only if for_all else lambda _: None
     wanted: dict[Hashable, str] = {}
     for name in names:
@@ -102,25 +93,24 @@ def move_arrays(
             wanted.setdefault(packed_in(value) or _memory_of(value)[0], name)
     del value
     if not wanted:
-        return report
+        return []
     blocks = _collect(wanted, namespace, packed_in)
+    notes: list[str] = []
     watched: list[tuple[str, weakref.ref[AnyArray], int]] = []
     for key, name in wanted.items():
         block = blocks.pop(key)
         root = weakref.ref(_root_of(next(iter(block.arrays.values()))))
         on_move(name, _extent(block)[1])
-        nbytes = _move(block, store, for_all=for_all)
-        report.copied[name] = nbytes
+        copied[name] = nbytes = _move(block, store, for_all=for_all)
         if isinstance(key, tuple):
             watched.append((name, root, nbytes))  # it was shared before, packed with others
         elif block.owner is None:
             if block.foreign != "bytes":  # what cannot change cannot differ either
-                report.notes.append(_copied_line(block, namespace, nbytes))
+                notes.append(_copied_line(block, namespace, nbytes))
         else:
             watched.append((name, weakref.ref(block.owner), nbytes))
         del block
-    report.notes += _still_held(watched)
-    return report
+    return notes + _still_held(watched)
 
 
 def _memory_of(array: AnyArray) -> tuple[int, AnyArray | None, str]:

@@ -120,11 +120,6 @@ class GatheredNames:
     number: int = field(default_factory=itertools.count(1).__next__)
     """Of this cell among all."""
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether the cell waits in a queue."""
-        return self.bindings is not self.namespace
-
 
 # Moves the memory of a notebook's tensors and modules into shared memory, in place.
 
@@ -408,13 +403,12 @@ class NameDelivery:
             if baseline.key is None and baseline.is_same(namespace.get(name, ABSENT))
         ]
         try:
-            report = move_arrays(names, namespace, self._store, for_all=for_all, on_move=self._on_move)
+            notes = move_arrays(names, namespace, self._store, copied, for_all=for_all, on_move=self._on_move)
         finally:
             self.moving = None
         for baselines, name in unchanged:
             baselines[name] = AssignedFrom(namespace.get(name, ABSENT))
-        copied.update(report.copied)
-        return report.notes
+        return notes
 
     def _on_move(self, name: str, nbytes: int) -> None:
         self.moving = name, nbytes
@@ -433,7 +427,7 @@ class NameDelivery:
         after.classes.update({identifier: value.key for identifier, value in inputs.classes.items()})
         needed = row.needed(inputs.values.values(), inputs.tied)
         lost = [value.name for value in (*definitions, *needed) if value.is_only_referred_to]
-        if names.is_frozen and lost:
+        if namespace is not names.namespace and lost:  # the cell waited in a queue
             raise StaleWorkError(
                 f"rank {rank} has lost {', '.join(lost)} while this cell waited for its turn: run it again"
             )

@@ -147,7 +147,6 @@ def encode(
         key = (kind, value)
     elif kind in (float, complex):
         key = (kind, repr(value))  # nan equals itself here, and -0.0 is not 0.0
-    serialised = None
     if key is None:
         began = time.thread_time()
         serialised = serialise(

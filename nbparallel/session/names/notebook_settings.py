@@ -177,22 +177,19 @@ class NotebookSettings:
 
     def current(self) -> Settings:
         """Return the settings as they are; the same object as before if nothing has changed."""
-        with self._lock:  # another thread would return former ones that count as seen
-            return self._current()
-
-    def _current(self) -> Settings:
         changed = {}
-        for name, read in READERS.items():
-            if (module := sys.modules.get(name)) is None:
-                continue
-            with suppress(*_UNREADABLE):
-                value = read(module)
-                if name not in self._seen or self._seen[name] != value:
-                    self._seen[name] = changed[name] = value
-        if changed:
-            now = {**dict(self._pickled), **{name: _pickled(name, value) for name, value in changed.items()}}
-            self._pickled = tuple(now.items())
-        return self._pickled
+        with self._lock:  # another thread would return former ones that count as seen
+            for name, read in READERS.items():
+                if (module := sys.modules.get(name)) is None:
+                    continue
+                with suppress(*_UNREADABLE):
+                    value = read(module)
+                    if name not in self._seen or self._seen[name] != value:
+                        self._seen[name] = changed[name] = value
+            if changed:
+                now = {name: _pickled(name, value) for name, value in changed.items()}
+                self._pickled = tuple({**dict(self._pickled), **now}.items())
+            return self._pickled
 
 
 def _pickled(name: str, value: Any) -> bytes:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from nbparallel.channel.channel import SegmentClient
-from nbparallel.errors import NO_RANKS, STOPPED, ClosedError, StartError, rank_list
+from nbparallel.errors import NO_RANKS, STOPPED, ClosedError, StartError, grouped, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
@@ -232,12 +232,15 @@ class ElasticPool:
 
     def _revive(self, pool: RankPool, interrupts: InterruptCounter) -> None:
         """Start a fresh process for every dead rank, and note it; wait for those that are starting."""
-        dead, ways = pool.dead(), dict[str, list[int]]()
+        dead = pool.dead()
         for handle in dead:
             self._names.rank_lost(handle.rank)
-            # One that was never ready was started for another one, and the note on that one is there.
-            if handle.death is not None and handle.ready and handle.ended_because != RESTARTED:
-                ways.setdefault(describe_death(handle.death), []).append(handle.rank)
+        # One that was never ready was started for another one, and the note on that one is there.
+        ways = grouped(
+            (describe_death(handle.death), handle.rank)
+            for handle in dead
+            if handle.death is not None and handle.ready and handle.ended_because != RESTARTED
+        )
         self._notes += [_back_note(ranks, how) for how, ranks in ways.items()]
         if dead or not all(handle.usable for handle in pool.handles):
             with self._starting(handle.rank for handle in dead) as ranks:

@@ -302,7 +302,7 @@ def free_port() -> int:
 
 
 EXIT_SECONDS = 2.0
-"""Bound for the exit of a supervisor that no session uses; then it is killed."""
+"""Bound for the exit of a supervisor; then it is killed, and its ranks die with it."""
 
 
 class SupervisorLaunch:
@@ -387,17 +387,23 @@ class SupervisorLaunch:
         if os.getpid() != self._pid:
             return
         self.control.shut_down()  # makes it exit, also if a forked child of ours has the socket open
-        do_all(self._close, self._await_end)
+        do_all(
+            self.control.close,
+            self.segments.close,
+            partial(os.close, self.log),
+            partial(await_exit, self.popen),
+        )
 
-    def _await_end(self) -> None:
-        try:
-            self.popen.wait(EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
 
-    def _close(self) -> None:
-        do_all(self.control.close, self.segments.close, partial(os.close, self.log))
+def await_exit(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has exited; kill it if it does not in time."""
+    try:
+        process.wait(EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    except ChildProcessError:
+        pass  # code of the notebook has reaped it
 
 
 @contextlib.contextmanager

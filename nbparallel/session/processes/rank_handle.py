@@ -429,10 +429,8 @@ class RankHandle:
 
     def send_pickled(self, kind: Kind, message: bytes, fds: tuple[int, ...] = (), *, epoch: int = 0) -> None:
         """Send a message that is pickled already; else as `send`."""
-        try:
+        with contextlib.suppress(ChannelClosedError):
             self.channel.send(kind, message, fds=fds, epoch=epoch, abandon=lambda: not self.alive)
-        except ChannelClosedError:
-            pass
 
     def offer(self, kind: Kind, message: Any) -> bool:
         """Send a message if the socket has room; return whether it was sent."""
@@ -449,10 +447,8 @@ class RankHandle:
     def signal(self, number: int) -> None:
         """Signal exactly this process, never another one with a reused pid (pidfd_send_signal(2))."""
         if self.pidfd >= 0:
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
                 signal.pidfd_send_signal(self.pidfd, number)
-            except ProcessLookupError:
-                pass  # it has ended
 
     def kill_unless_answered(self, task: int, because: str, report: Callable[[bool], None]) -> None:
         """Kill the process if the rank has not answered `task`; its death ends the task then, no answer.

@@ -199,10 +199,8 @@ class RankPool:
                 raise ClosedError(STOPPED)
             poll.register(wake, select.POLLIN)
             ready(poll, 1000 * (SLICE_SECONDS if timeout is None else min(timeout, SLICE_SECONDS)))
-            try:
+            with contextlib.suppress(OSError):  # nothing was written, or the session was stopped
                 os.eventfd_read(wake)
-            except OSError:
-                pass  # nothing was written, or the session was stopped
         while self._events:
             handle, message = self._events.popleft()
             if handle is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import select
 import signal
-import subprocess
 import threading
 import time
 from collections import deque
@@ -18,7 +18,7 @@ from typing import Any
 from nbparallel.channel.channel import SegmentClient
 from nbparallel.errors import ChannelClosedError, StartError
 from nbparallel.session.interrupts import InterruptCounter
-from nbparallel.session.processes.launch import SupervisorLaunch, as_start_error, start_error
+from nbparallel.session.processes.launch import SupervisorLaunch, as_start_error, await_exit, start_error
 from nbparallel.session.processes.rank_handle import CLOSED_SOCKETS, EventLoop, RankDeath, RankHandle
 from nbparallel.supervisor.children import environment, kill_where
 from nbparallel.wire.frames import Frame, Kind
@@ -210,10 +210,6 @@ def _files(read: ReadText) -> Iterator[str]:
     yield _MACHINE
 
 
-STOP_SECONDS = 2.0
-"""Bound for an orderly stop; then the supervisor is killed, and its ranks die with it."""
-
-
 NOT_DEBUGGED = "the notebook's debugger does not see ranks: put `breakpoint()` into a cell to stop on them"
 """What is said when ranks start below a debugger."""
 
@@ -288,7 +284,7 @@ class SupervisorClient:
     def _send(
         self, kind: Kind, message: dict[str, Any], fds: list[int] | None = None, *, sequence: int = 0
     ) -> None:
-        try:
+        with contextlib.suppress(ChannelClosedError):  # it has ended, which its pidfd reports
             self.control.send(
                 kind,
                 json.dumps(message).encode(),
@@ -296,8 +292,6 @@ class SupervisorClient:
                 sequence=sequence,
                 abandon=lambda: self.dead,
             )
-        except ChannelClosedError:
-            pass  # it has ended, which its pidfd reports
 
     def ledger(self, patience: float = PATIENCE_SECONDS) -> tuple[LedgerRow, ...] | None:
         """Return the rows of the supervisor's ledger; None if they do not come within `patience` seconds."""
@@ -381,18 +375,9 @@ class SupervisorClient:
     def stop(self) -> None:
         """End ranks, template and supervisor; return when all have ended (2 s at most)."""
         self.stopping = True
-        if not self.dead:
-            try:
-                self.control.send(Kind.STOP, abandon=lambda: True)
-            except ChannelClosedError:
-                pass
-        try:
-            self._popen.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
-        except ChildProcessError:
-            pass  # code of the notebook has reaped it
+        with contextlib.suppress(ChannelClosedError):
+            self.control.send(Kind.STOP, abandon=lambda: True)
+        await_exit(self._popen)
         self.dead = True
         kill_by_session_mark(self._session)
 

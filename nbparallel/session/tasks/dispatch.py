@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +18,7 @@ from nbparallel.errors import (
     NbParallelError,
     SupervisorDiedError,
     UnpicklableError,
+    grouped,
     rank_list,
 )
 from nbparallel.session.interrupts import InterruptCounter
@@ -346,13 +346,11 @@ class TaskDispatcher:
 
     def _record_delivery(self, run: TaskRun) -> None:
         """Record which ranks have the names of a cell, and show the notes of all, each once."""
-        preparation, ranks = run.request.preparation, dict[str, list[int]]()
-        for outcome in sorted(run.outcomes.values(), key=attrgetter("rank")):
-            if outcome.applied and preparation is not None:
-                self._names.delivered(outcome.rank, preparation)
-            for note in outcome.notes:
-                ranks.setdefault(note, []).append(outcome.rank)
-        for note, saying in ranks.items():
+        preparation, ends = run.request.preparation, [end for _, end in sorted(run.outcomes.items())]
+        for end in ends:
+            if end.applied and preparation is not None:
+                self._names.delivered(end.rank, preparation)
+        for note, saying in grouped((note, end.rank) for end in ends for note in end.notes).items():
             note = note.replace("this rank", rank_list(saying))
             if note not in run.request.notes:
                 self._note(run, note)
@@ -400,11 +398,8 @@ SHOWN_NAMES = 8
 
 def _holding_text(holding: Mapping[int, Sequence[str]]) -> str:
     """Return why ranks cannot be ended, and the lines that delete what they hold."""
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for rank, held in holding.items():
-        alike.setdefault(tuple(held), []).append(rank)
     lines, parts = [], []
-    for held, ranks in alike.items():
+    for held, ranks in grouped((tuple(held), rank) for rank, held in holding.items()).items():
         many = len(held) > SHOWN_NAMES
         parts.append(f"{rank_list(ranks)}: {', '.join(held[:SHOWN_NAMES])}{' …' if many else ''}")
         spec = rank_list(ranks).partition(" ")[2].replace(" ", "")

@@ -18,6 +18,7 @@ from nbparallel.errors import (
     ProtocolError,
     RankDiedError,
     SharedMemoryFullError,
+    grouped,
     rank_list,
 )
 from nbparallel.session.processes.rank_handle import RankDeath, RankHandle, describe_death, stderr_excerpt
@@ -124,10 +125,11 @@ def values_of(run: TaskRun, loads: Callable[[Any], Any]) -> dict[int, Any]:
 
 def missing_values_notes(values: Mapping[int, Any]) -> list[str]:
     """Return a line for each reason for which values that were asked for stayed on their ranks."""
-    by_reason: dict[str, list[int]] = {}
-    for rank, value in values.items():
-        if isinstance(value, RemoteValue) and value.reason != NOT_ASKED:
-            by_reason.setdefault(value.reason, []).append(rank)
+    by_reason = grouped(
+        (value.reason, rank)
+        for rank, value in values.items()
+        if isinstance(value, RemoteValue) and value.reason != NOT_ASKED
+    )
     return [
         f"the value{'s' * (len(ranks) > 1)} of {rank_list(ranks)} stayed there, and text stands for "
         f"{'each' if len(ranks) > 1 else 'it'}: {reason}"
@@ -467,8 +469,9 @@ class UnreceivedMessages:
         gone = {(m.source, m.destination) for m in dropped}
         listed = _listed(dropped, label)
         remark = f"; when {cell} ended, {_count(dropped)} {_were(dropped)} dropped: {listed}"
-        to_drop, to_keep = _by_destination(gone), _by_destination(pairs - gone)
-        released = _by_destination({(destination, source) for source, destination in gone - staying})
+        to_drop = grouped((to, source) for source, to in gone)
+        to_keep = grouped((to, source) for source, to in pairs - gone)
+        released = grouped(gone - staying)
         for rank, handle in zip(pool.ranks, pool.handles, strict=True):
             settlement = MessageSettlement(
                 cell,
@@ -496,14 +499,6 @@ def in_ring(control: ControlView, source: int, destination: int, start: int = 0)
         if tag >= 0 and is_users(group):
             yield SentMessage(source, destination, tag, line, bool(group))
         position += (length + RECORD_ALIGN - 1) & -RECORD_ALIGN
-
-
-def _by_destination(pairs: Iterable[Pair]) -> dict[int, list[int]]:
-    """Return the sources for each destination."""
-    sources: dict[int, list[int]] = {}
-    for source, destination in pairs:
-        sources.setdefault(destination, []).append(source)
-    return sources
 
 
 def _lines(dropped: Messages, kept: Messages, run: TaskRun, label: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from nbparallel.errors import ParallelError, RankExitError, RemoteError, rank_list
+from nbparallel.errors import ParallelError, RankExitError, RemoteError, grouped, rank_list
 from nbparallel.errors.questions import CAUSE, ask, text_of
 from nbparallel.transfer.pickling import load_error
 from nbparallel.wire.messages import Cause, RankFailure
@@ -96,7 +96,10 @@ def summary(order: Sequence[RankFailure], freed: Mapping[int, str], *, with_text
     remarks = []
     if with_text and any(f.evalue != root.evalue for f in same):
         remarks.append(f"on rank {root.rank}; the others' texts differ")
-    remarks += [f"also {name} on {rank_list(ranks)}" for name, ranks in _by_name(others).items()]
+    remarks += [
+        f"also {name} on {rank_list(ranks)}"
+        for name, ranks in grouped((f.ename, f.rank) for f in others).items()
+    ]
     if freed_ranks:
         remarks.append(f"{rank_list(freed_ranks)} {'was' if len(freed_ranks) == 1 else 'were'} released")
     text = _one_line(root.evalue, _LONGEST_MESSAGE) if with_text else ""
@@ -108,22 +111,12 @@ def summary(order: Sequence[RankFailure], freed: Mapping[int, str], *, with_text
     return head + (f" ({'; '.join(remarks)})" if remarks else "")
 
 
-def _by_name(failures: Iterable[RankFailure]) -> dict[str, list[int]]:
-    names: dict[str, list[int]] = {}
-    for failure in failures:
-        names.setdefault(failure.ename, []).append(failure.rank)
-    return names
-
-
 def lines_of(failures: Iterable[RankFailure]) -> str:
     """Return ``", line 5"``, ``", lines 2, 5"`` or ``", line 5 of steps.py"``; nothing if none is known."""
-    lines: dict[str, set[int]] = {}
-    for failure in failures:
-        if failure.line is not None:
-            lines.setdefault(_file_label(failure), set()).add(failure.line)
+    lines = grouped((_file_label(failure), failure.line) for failure in failures if failure.line is not None)
     text = ""
     for label, found in sorted(lines.items()):
-        text += f", line{'s' * (len(found) > 1)} {', '.join(map(str, sorted(found)))}"
+        text += f", line{'s' * (len(set(found)) > 1)} {', '.join(map(str, sorted(set(found))))}"
         text += f" of {label}" if label else ""
     return text
 
@@ -141,12 +134,9 @@ def _items_of(failures: Iterable[RankFailure]) -> str:
 
 def whereabouts(unfinished: Mapping[int, RankFailure]) -> str:
     """Return where stopped ranks were: ``: rank 0 on line 5, ranks 1-2 on line 7``, or nothing."""
-    by_place: dict[str, list[int]] = {}
-    for rank, failure in unfinished.items():
-        if place := lines_of([failure]).removeprefix(", "):
-            by_place.setdefault(place, []).append(rank)
+    by_place = grouped((lines_of([failure]).removeprefix(", "), rank) for rank, failure in unfinished.items())
     places = sorted(by_place.items(), key=itemgetter(1))
-    text = ", ".join(f"{rank_list(ranks)} on {place}" for place, ranks in places)
+    text = ", ".join(f"{rank_list(ranks)} on {place}" for place, ranks in places if place)
     return f": {text}" if text else ""
 
 
@@ -185,12 +175,12 @@ def render(order: Sequence[RankFailure], freed: Mapping[int, str]) -> list[str]:
 
 def _alike(failures: Iterable[RankFailure]) -> list[list[RankFailure]]:
     """Group failures that came the same way; their texts may differ (they often hold the rank)."""
-    groups: dict[Any, list[RankFailure]] = {}
-    for failure in failures:
+
+    def way(failure: RankFailure) -> tuple[Any, ...]:
         text = failure.evalue if failure.cause in _CONSEQUENCES else ""
-        key = (failure.ename, failure.cause, failure.frames or failure.evalue, _skeleton(failure), text)
-        groups.setdefault(key, []).append(failure)
-    return list(groups.values())
+        return failure.ename, failure.cause, failure.frames or failure.evalue, _skeleton(failure), text
+
+    return list(grouped((way(failure), failure) for failure in failures).values())
 
 
 def _skeleton(failure: RankFailure) -> tuple[str, ...]:
@@ -207,18 +197,14 @@ def _above_the_message(group: Sequence[RankFailure]) -> list[str]:
     """Return a group's traceback up to the message; where ranks' texts of causes differ, those of all."""
     parts = []
     for texts in zip(*(full_text(failure)[:-1] for failure in group), strict=True):
-        ranks: dict[str, list[int]] = {}
-        for failure, text in zip(group, texts, strict=True):
-            ranks.setdefault(text, []).append(failure.rank)
+        ranks = grouped((text, failure.rank) for failure, text in zip(group, texts, strict=True))
         several = [f"{rank_list(some)}: {text}" for text, some in ranks.items()]
         parts.append(texts[0] if len(ranks) == 1 else "\n".join(several))
     return parts
 
 
 def _message_lines(group: Sequence[RankFailure]) -> str:
-    texts: dict[str, list[RankFailure]] = {}
-    for failure in group:
-        texts.setdefault(failure.evalue, []).append(failure)
+    texts = grouped((failure.evalue, failure) for failure in group)
     if len(texts) == 1:
         return full_text(group[0])[-1]
     return "\n".join(f"{rank_list(f.rank for f in some)}: {_message(some[0])}" for some in texts.values())
