@@ -48,7 +48,7 @@ def test_no_interrupt_leaves_a_task_armed() -> None:
     sequence = itertools.count(1)
     words: Any = SimpleNamespace(read_interrupt=lambda rank: (7, next(sequence)))
     armed = rank_interrupts.Interrupts(0)
-    armed.use(words)
+    armed.words = words
 
     def task() -> None:
         try:
