@@ -17,6 +17,7 @@ from nbparallel.errors import (
     NbParallelError,
     ParallelError,
     ProtocolError,
+    grouped,
     rank_list,
 )
 from nbparallel_magics.arguments import RankSpec
@@ -243,7 +244,5 @@ def full_tracebacks(
         if missing := [rank for rank in chosen if rank not in failures]:
             raise UsageError(f"{rank_list(missing)} raised nothing; {rank_list(failures)} did")
         failures = {rank: failures[rank] for rank in chosen}
-    equal: dict[str, list[int]] = {}
-    for rank, failure in failures.items():
-        equal.setdefault("\n".join(full_text(failure)), []).append(rank)
+    equal = grouped(("\n".join(full_text(failure)), rank) for rank, failure in failures.items())
     return "\n\n".join(f"[{rank_list(ranks)}]\n{text}" for text, ranks in equal.items())

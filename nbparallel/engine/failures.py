@@ -7,7 +7,6 @@ import itertools
 import linecache
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -97,11 +96,8 @@ def _advice(name: str, state: RankState) -> str:
         return resembling(name, state.defaults.values)
     if name not in state.variables:
         return ""  # the cell has deleted it
-    how = _IMPORTS.get(name, "")
-    if not how and hasattr(sys.modules.get("nbparallel.distributed"), name):
-        how = f"from nbparallel.distributed import {name}"
-    write = f": write `{how}` in it" if how else ""
-    return f"; it is predefined in cells, not in a function that is sent to ranks{write}"
+    how = _IMPORTS.get(name, f"from nbparallel.distributed import {name}")
+    return f"; it is predefined in cells, not in a function that is sent to ranks: write `{how}` in it"
 
 
 def _raised_in_cell(traceback: TracebackType | None, state: RankState) -> bool:

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from nbparallel.errors import NO_RANKS, rank_list
+from nbparallel.errors import NO_RANKS, grouped, rank_list
 from nbparallel.errors.text.escaping import escape_html
 from nbparallel.errors.text.table import Table
 from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
@@ -108,10 +108,11 @@ def state_text(rank: RankActivity, activity: SessionActivity) -> str:
 
 def states(activity: SessionActivity, apart: frozenset[int]) -> list[str]:
     """Return what ranks do now, equal states in one line: ``ranks 0-1, 3: waiting for rank 2, line 5``."""
-    groups: dict[str, list[RankActivity]] = {}
-    for rank in sorted(activity.ranks, key=lambda rank: (_IMPORTANT.index(rank.state), rank.rank)):
-        if rank.rank not in apart or rank.state in ("idle", "finished"):
-            groups.setdefault(state_text(rank, activity), []).append(rank)
+    groups = grouped(
+        (state_text(rank, activity), rank)
+        for rank in sorted(activity.ranks, key=lambda rank: (_IMPORTANT.index(rank.state), rank.rank))
+        if rank.rank not in apart or rank.state in ("idle", "finished")
+    )
     lines = [
         f"{ranks_text(ranks).replace('rank', activity.member)}: {text}{_after(ranks, activity)}"
         for text, ranks in groups.items()

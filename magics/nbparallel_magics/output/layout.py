@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from nbparallel.errors import rank_list
+from nbparallel.errors import grouped, rank_list
 
 # What a terminal would show of a stream that moves the cursor, as progress bars do.
 #
@@ -284,10 +284,7 @@ def merged(items: Iterable[Item]) -> list[Item]:
 
 def arrange(arrivals: Iterable[Arrival]) -> list[Piece]:
     """Return the pieces in rank order, equal ones folded, values last."""
-    by_rank: dict[int, list[Item]] = {}
-    for rank, item in as_items(arrivals):
-        by_rank.setdefault(rank, []).append(item)
-    outputs = {rank: merged(items) for rank, items in by_rank.items()}
+    outputs = {rank: merged(items) for rank, items in grouped(as_items(arrivals)).items()}
     bodies = {rank: [i for i in outputs[rank] if not is_value(i)] for rank in sorted(outputs)}
     values = {rank: [i for i in outputs[rank] if is_value(i)] for rank in sorted(outputs)}
     bodies = {rank: body for rank, body in bodies.items() if body}
@@ -345,10 +342,7 @@ def _without_start(body: Sequence[Item], length: int) -> list[Item]:
 
 
 def _fold(bodies: Mapping[int, Sequence[Item]]) -> list[Piece]:
-    groups: dict[str, list[int]] = {}
-    for rank, body in bodies.items():
-        if body:
-            groups.setdefault(_key(body) or f"rank {rank}", []).append(rank)
+    groups = grouped((_key(body) or f"rank {rank}", rank) for rank, body in bodies.items() if body)
     return [Piece(tuple(ranks), item) for ranks in groups.values() for item in bodies[ranks[0]]]
 
 

@@ -116,14 +116,12 @@ class RankIntrospection:
         session = self._session()
         if session is None:
             return None
-        from nbparallel.errors import rank_list
+        from nbparallel.errors import grouped, rank_list
 
         known = next((seen for seen in session.who({}, {}).names if seen.name == name), None)
         if known is None:
             return None
-        kinds: dict[str, list[int]] = {}
-        for rank, seen in known.ranks.items():
-            kinds.setdefault(seen.looks, []).append(rank)
+        kinds = grouped((seen.looks, rank) for rank, seen in known.ranks.items())
         return RankVariable(
             f"{name}: " + "; ".join(f"{looks} on {rank_list(ranks)}" for looks, ranks in kinds.items()),
             tuple(known.ranks),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nbparallel.errors import rank_list
+from nbparallel.errors import grouped, rank_list
 from nbparallel.errors.text.table import SHOWN, Table, bar
 from nbparallel.errors.text.table import SHOWN as FOLD
 from nbparallel.wire.messages import MOST_FRAME_NBYTES
@@ -96,10 +96,11 @@ def _names_of_ranks(names: SessionNames) -> dict[int, list[str]]:
 
     found: dict[int, list[str]] = {}
     for record in names.names:
-        places: dict[int, list[int]] = {}
-        for rank, seen in record.ranks.items():
-            if seen.origin is not Origin.SHARED and seen.segment:
-                places.setdefault(seen.segment, []).append(rank)
+        places = grouped(
+            (seen.segment, rank)
+            for rank, seen in record.ranks.items()
+            if seen.origin is not Origin.SHARED and seen.segment
+        )
         for segment, ranks in places.items():
             other = creator_of(segment) == 0 or len(ranks) > 1
             found.setdefault(segment, []).append(record.name + f" ({rank_list(ranks)})" * other)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from nbparallel.errors import rank_list
+from nbparallel.errors import grouped, rank_list
 from nbparallel.errors.text.table import Table
 from nbparallel.wire.units import size_column
 
@@ -26,10 +26,9 @@ _ORDER = ("differs", "shared, all", "shared, ranks", "shared", "copied", "made",
 
 def who_table(seen: SessionNames, *, every: bool = False) -> Table:
     """Return a row for each group of names, and notes below; `every`: with each name."""
-    groups: dict[str, list[NameStatistics]] = {}
-    for record in seen.names:
-        if record.ranks or seen.answered:
-            groups.setdefault(_how(record, seen.answered), []).append(record)
+    groups = grouped(
+        (_how(record, seen.answered), record) for record in seen.names if record.ranks or seen.answered
+    )
     order = sorted(groups, key=lambda how: ([how.startswith(word) for word in _ORDER].index(True), how))
     unit, sizes = size_column([sum(map(_nbytes, groups[how])) for how in order])
     rows = [
@@ -113,8 +112,5 @@ def _foot(seen: SessionNames) -> Iterator[str]:
         yield f"busy with a cell, and not asked: {rank_list(seen.busy)}"
     if seen.dead:
         yield f"dead, and back at the next cell without variables: {rank_list(seen.dead)}"
-    problems: dict[str, list[int]] = {}
-    for rank, problem in seen.silent.items():
-        problems.setdefault(problem, []).append(rank)
-    for problem, ranks in problems.items():
+    for problem, ranks in grouped((problem, rank) for rank, problem in seen.silent.items()).items():
         yield f"{rank_list(ranks)} did not answer{': ' + problem if problem else ' within a second'}"

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -158,6 +158,19 @@ class EventLoop:
         if self._callbacks.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
+    def frames(self, channel: Channel) -> Iterator[Frame]:
+        """Yield the frames that have come, and close each; a channel at its end is unwatched."""
+        while True:
+            try:
+                frame = channel.receive_nowait()
+            except ChannelClosedError:
+                self.unwatch(channel.fileno())
+                return
+            if frame is None:
+                return
+            with contextlib.closing(frame):
+                yield frame
+
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run `function` in the loop's thread, after the callbacks that are due."""
         self._calls.append(function)
@@ -229,7 +242,7 @@ class RankHandle:
         *,
         post: Callable[[RankHandle, Any], None],
         output_of: Callable[[int], TaskOutput | None],
-        on_report: Callable[[int, NamespaceReport | Completions], None],
+        on_report: Callable[[int, tuple[int, NamespaceReport | Completions]], None],
         end: Callable[[RankHandle], None],
     ) -> None:
         self.rank = rank
@@ -330,21 +343,13 @@ class RankHandle:
                     output.stream(self.rank, name, text)
 
     def _on_socket(self) -> None:
-        while not self.protocol_error:
-            try:
-                frame = self.channel.receive_nowait()
-                if frame is None:
-                    return
-                try:
-                    self._handle(frame)
-                finally:
-                    frame.close()
-            except ChannelClosedError:
-                self._event_loop.unwatch(self.channel.fileno())
-                return
-            except ProtocolError as error:
-                self._give_up(error)
-                return
+        if self.protocol_error:
+            return
+        try:
+            for frame in self._event_loop.frames(self.channel):
+                self._handle(frame)
+        except ProtocolError as error:
+            self._give_up(error)
 
     def _give_up(self, error: ProtocolError) -> None:
         """Kill a rank that sends malformed data: user code has damaged its socket or memory."""
@@ -371,7 +376,7 @@ class RankHandle:
             self._drain_pipes()
             self._post(self, message)
         elif isinstance(message, NamespaceReport | Completions):
-            self._on_report(self.rank, message)
+            self._on_report(message.number, (self.rank, message))
         elif isinstance(message, Display | Stream):
             output = self._output_of(message.number)
             if output is not None and isinstance(message, Display):

@@ -81,26 +81,26 @@ class QueryChannel:
                 self._changed.notify_all()
 
 
-class RankQueries:
-    """Queries to idle ranks: their names, or completions; a busy rank is never waited for."""
+class RankQueries(QueryChannel):
+    """Queries to idle ranks: their names, or completions; a busy rank is never waited for.
 
-    def __init__(self) -> None:
-        self._channel = QueryChannel()
+    Replies that `take` gets are pairs of a rank and what it has sent.
+    """
 
     def names(
         self, handles: Sequence[RankHandle], patience: float = PATIENCE_SECONDS
     ) -> dict[int, NamespaceReport]:
         """Return the names of those ranks that are idle and reply in time, by rank."""
-        return self._ask(handles, patience, Kind.INSPECT, lambda number: number)
+        return self._ask_idle(handles, patience, Kind.INSPECT, lambda number: number)
 
     def complete(self, handle: RankHandle, text: str, cursor: int, patience: float) -> Completions:
         """Return the completions of `text` in an idle rank's shell; none if it does not reply in time."""
-        replies: dict[int, Completions] = self._ask(
+        replies: dict[int, Completions] = self._ask_idle(
             [handle], patience, Kind.COMPLETE, lambda number: CompletionRequest(number, text, cursor)
         )
         return replies.get(handle.rank, Completions(0, ()))
 
-    def _ask(
+    def _ask_idle(
         self, handles: Sequence[RankHandle], patience: float, kind: Kind, query: Callable[[int], Any]
     ) -> dict[int, Any]:
         asked: list[RankHandle] = []
@@ -116,11 +116,7 @@ class RankQueries:
             replied = {rank for rank, _ in replies}
             return any(handle.alive and handle.rank not in replied for handle in asked)
 
-        return dict(self._channel.ask(send, incomplete, patience))
-
-    def take(self, rank: int, reply: NamespaceReport | Completions) -> None:
-        """Take a rank's reply."""
-        self._channel.take(reply.number, (rank, reply))
+        return dict(self.ask(send, incomplete, patience))
 
 
 # Orphans of a session whose supervisor is dead: processes that user code on its ranks started.
@@ -313,18 +309,8 @@ class SupervisorClient:
     # the event loop's thread --------------------------------------------------------------------------------
 
     def _on_control(self) -> None:
-        while True:
-            try:
-                frame = self.control.receive_nowait()
-            except ChannelClosedError:
-                self._event_loop.unwatch(self.control.fileno())
-                return
-            if frame is None:
-                return
-            try:
-                self._handle(frame)
-            finally:
-                frame.close()
+        for frame in self._event_loop.frames(self.control):
+            self._handle(frame)
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.LEDGER:
