@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial, wraps
-from types import MappingProxyType, ModuleType, NoneType
+from types import ModuleType, NoneType
 from typing import Any
 
 import numpy as np
@@ -93,24 +93,23 @@ class Defaults:
     def __init__(self, namespace: MutableMapping[str, Any], hidden: MutableMapping[str, Any]) -> None:
         self._namespace = namespace
         self._hidden = hidden
-        self._values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
+        """The defaults as they are now."""
         self._noted: dict[str, int] = {}
         """Name -> identity of the value that a line was shown about."""
-        self.values = MappingProxyType(self._values)
-        """The defaults as they are now."""
 
     def set(self, /, **values: Any) -> None:
         """Define or renew defaults where the user has not taken the name."""
         for name, value in values.items():
             current = self._namespace.get(name, _MISSING)
-            if current is _MISSING or current is self._values.get(name, _MISSING):
+            if current is _MISSING or current is self.values.get(name, _MISSING):
                 self._namespace[name] = value
-            self._values[name] = value
+            self.values[name] = value
             self._hidden[name] = value  # `%who` lists the user's names only
 
     def restore(self) -> None:
         """Define again the defaults that the user deleted."""
-        for name, value in self._values.items():
+        for name, value in self.values.items():
             self._namespace.setdefault(name, value)
 
     def hidden(self, names: Iterable[str]) -> dict[str, Any]:
@@ -118,7 +117,7 @@ class Defaults:
 
         A module was imported under the name on purpose, and lacks what the default has.
         """
-        now, values = self._namespace, self._values
+        now, values = self._namespace, self.values
         return {
             name: value
             for name in names
@@ -149,7 +148,7 @@ class Defaults:
             if before is not None and before.get(name, _MISSING) is value:
                 continue
             is_known, self._noted[name] = self._noted.get(name) == id(value), id(value)
-            if is_known and type(self._values[name]) is not int:
+            if is_known and type(self.values[name]) is not int:
                 continue
             what, where = f"the notebook's{_shown(value)}", "in the notebook"
             if is_own(name):
@@ -167,7 +166,7 @@ class Defaults:
             name
             for name, value in list(self._namespace.items())  # a thread may assign at the same time
             if not name.startswith("_")
-            and value is not self._values.get(name, _MISSING)
+            and value is not self.values.get(name, _MISSING)
             and value is not self._hidden.get(name, _MISSING)
         )
 

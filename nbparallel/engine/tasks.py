@@ -119,7 +119,7 @@ class TaskReport:
                 )
             except BaseException as error:  # noqa: BLE001  the value's own code may raise anything
                 whose = "" if isinstance(error, UnpicklableError) else f"{class_name(error)}: "
-                problem, text = whose + text_of(error), text or _text_of(self.value)
+                problem, text = whose + text_of(error), text or ask(lambda: repr(self.value), str)
         described = None if failure is None else failures.describe(failure, state)
         keeps = runs_user_code(task) and state.control is not None and state.control.words[KEEP_FRAMES]
         if failure is not None and described is not None and keeps:
@@ -164,11 +164,12 @@ def _shown(state: RankState, names: tuple[str, ...]) -> tuple[ShownValue | None,
     """Return the beginnings of what names hold, None for one that is not defined."""
     store, variables, world = sharing.current_store(), state.variables, state.communicator
     size = state.configure.place.world_size if world is None else world.world_size
-
-    def parts(n: int) -> list[slice]:
-        return [part_of(n, rank, size) for rank in range(size)]
-
-    return tuple(show_value(variables[name], store, parts) if name in variables else None for name in names)
+    return tuple(
+        show_value(variables[name], store, lambda n: [part_of(n, rank, size) for rank in range(size)])
+        if name in variables
+        else None
+        for name in names
+    )
 
 
 def snapshot(value: Any) -> Any:
@@ -176,14 +177,6 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, np.ndarray) and (isinstance(value, np.memmap) or sharing.is_shared(value)):
         return value.copy()
     return value
-
-
-def _text_of(value: Any) -> str:
-    """Return the text of what a call returned or a variable holds; a cell's value is text already."""
-    try:
-        return repr(value)
-    except BaseException:  # noqa: BLE001  it is the user's class
-        return ""
 
 
 _DEBUGS = re.compile(r"%debug|\bpm\(|post_mortem|last_(?:exc|value|traceback)")

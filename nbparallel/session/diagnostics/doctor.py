@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
+import nbparallel
 from nbparallel.channel import Channel
 from nbparallel.distributed.runtime.peer_memory import OFF, YAMA_SCOPE, read_memory
 from nbparallel.errors.text.table import Table, TableView
@@ -43,7 +44,7 @@ from nbparallel.wire.units import size_text
 # Facts about this machine, container and process that decide whether ranks work well.
 
 SHM = "/dev/shm"
-PACKAGES = ("nbparallel", "ipython", "ipykernel", "numpy")
+PACKAGES = ("ipython", "ipykernel", "numpy")
 
 
 ResourceLimit = tuple[int | None, int | None]
@@ -123,7 +124,8 @@ def inspect_machine() -> Machine:
         strategies={name: _why_not(strategy) for name, strategy in registry.strategies().items()},
         strategy=get_sharing_strategy(),
         names=sweep.look().left,
-        versions={"Python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        versions={"Python": platform.python_version(), "nbparallel": nbparallel.__version__}
+        | {name: _version(name) for name in PACKAGES},
         system=_system(),
     )
 
@@ -199,11 +201,7 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        if package != "nbparallel":
-            return ""
-    import nbparallel  # run from a checkout
-
-    return nbparallel.__version__
+        return ""
 
 
 def _system() -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from nbparallel.errors import ParallelError, ProtocolError
 from nbparallel.session import Session
-from nbparallel.session.processes.rank_handle import RankHandle
+from nbparallel.session.processes.rank_handle import EventLoop, RankHandle
 from nbparallel.wire import frames
 from nbparallel.wire.frames import HEADER, MAGIC, Kind
 from nbparallel.wire.messages import Outcome, Stream
@@ -23,6 +23,8 @@ MIB = 1 << 20
 
 class Still:
     """An event loop without a thread: the test reads."""
+
+    frames: Any = EventLoop.frames
 
     def __init__(self) -> None:
         self.callbacks: dict[int, Any] = {}
