@@ -180,8 +180,7 @@ class InputRequests:
                 if frame.kind is Kind.EXIT:
                     raise InputRefusedError("the session is being stopped")
                 continue
-            reply = pickle.loads(frame.payload)
-            assert isinstance(reply, InputReply)
+            reply: InputReply = pickle.loads(frame.payload)
             if reply.serial == serial:
                 return reply
 
@@ -302,9 +301,7 @@ class Engine:
         if frame.kind is Kind.JOIN_EPOCH:
             self._join(pickle.loads(frame.payload), frame)
         elif frame.kind is Kind.TASK:
-            task = pickle.loads(frame.payload)
-            assert isinstance(task, Task)
-            self._run(task, frame.fds)
+            self._run(pickle.loads(frame.payload), frame.fds)
         else:
             raise ProtocolError(f"a rank cannot handle {frame.kind!r}")
 
@@ -470,10 +467,8 @@ def _remove_folder() -> None:
 def _configure(channel: Channel) -> Configure:
     select.select([channel], [], [])
     frame = channel.receive()
-    assert frame is not None
-    assert frame.kind is Kind.CONFIGURE
-    configure = pickle.loads(frame.payload)
-    assert isinstance(configure, Configure)
+    assert frame is not None, "there was no time-out"
+    configure: Configure = pickle.loads(frame.payload)
     return configure
 
 

@@ -72,9 +72,6 @@ class RankValues:
     def __len__(self) -> int:
         return len(self._values)
 
-    def __contains__(self, value: object) -> bool:
-        return value in list(self)
-
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that have a value, ascending."""

@@ -350,7 +350,10 @@ class SupervisorLaunch:
             self.segments, segments = _channel(ours, given)
             inherited = [control.fileno(), segments.fileno(), kernel, self.log]
             self._process_attributes = process_attributes()
-            with as_start_error("a process for the supervisor"), _interrupts_blocked(), without_debugger():
+            # a process that is started could be ended by SIGINT before it has its own session
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            given.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+            with as_start_error("a process for the supervisor"), without_debugger():
                 self.popen = subprocess.Popen(
                     [*supervisor_argv(), *map(str, inherited)],
                     stdin=subprocess.DEVNULL,
@@ -404,16 +407,6 @@ def await_exit(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     except ChildProcessError:
         pass  # code of the notebook has reaped it
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT here and in a process that is started: it could end that before it has its own session."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _channel(ours: contextlib.ExitStack, given: contextlib.ExitStack) -> tuple[Channel, socket.socket]:

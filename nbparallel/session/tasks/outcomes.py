@@ -400,7 +400,7 @@ class UnreceivedMessages:
         if not lost:
             return []
         return [
-            f"{_count(lost)} of earlier cells {_were(lost)} dropped, because a cell failed or the ranks "
+            f"{_so_many(lost, ' of earlier cells')} dropped, because a cell failed or the ranks "
             f"changed: {_listed(lost)}"
         ]
 
@@ -424,7 +424,7 @@ class UnreceivedMessages:
             if kept := {message: count for message, count in queued if message.cell}:
                 self._kept[rank] = Counter(kept)
         late = {message: count for report in reports.values() for message, count in report.late}
-        notes = [f"{_count(late)} of earlier cells {_were(late)} received: {_listed(late)}"] if late else []
+        notes = [f"{_so_many(late, ' of earlier cells')} received: {_listed(late)}"] if late else []
         here = run.rank_pool.ranks
         pairs += [(r, to) for r, report in reports.items() for to in report.destinations if to in here]
         left = Counter() if failed else self._left(run.control, reports, pairs)
@@ -468,7 +468,7 @@ class UnreceivedMessages:
         staying = {(m.source, m.destination) for stays in self._kept.values() for m in stays}
         gone = {(m.source, m.destination) for m in dropped}
         listed = _listed(dropped, label)
-        remark = f"; when {cell} ended, {_count(dropped)} {_were(dropped)} dropped: {listed}"
+        remark = f"; when {cell} ended, {_so_many(dropped)} dropped: {listed}"
         to_drop = grouped((to, source) for source, to in gone)
         to_keep = grouped((to, source) for source, to in pairs - gone)
         released = grouped(gone - staying)
@@ -510,28 +510,22 @@ def _lines(dropped: Messages, kept: Messages, run: TaskRun, label: str) -> Itera
         if run.request.options.execution_count is not None:
             how = "; %config NbParallel.keep_messages = True keeps messages for later cells"
         yield (
-            f"{_count(dropped)} {_were(dropped)} not received, and dropped at the end of the {what}: "
+            f"{_so_many(dropped)} not received, and dropped at the end of the {what}: "
             f"{_listed(dropped, label)}{'' if what == 'script' else how}"
         )
     if len(kept) > len(absent):
         present = {m: n for m, n in kept.items() if m not in absent}
-        yield (
-            f"{_count(present)} {_were(present)} not received, and kept for later cells: "
-            f"{_listed(present, label)}"
-        )
+        yield (f"{_so_many(present)} not received, and kept for later cells: {_listed(present, label)}")
     if absent:
-        stay = "stays" if sum(absent.values()) == 1 else "stay"
         receivers = rank_list({m.destination for m in absent})
-        yield f"{_count(absent)} {stay} for {receivers}, not in this cell: {_listed(absent, label)}"
+        stay = _so_many(absent, "", "stays", "stay")
+        yield f"{stay} for {receivers}, not in this cell: {_listed(absent, label)}"
 
 
-def _count(messages: Messages) -> str:
+def _so_many(messages: Messages, of: str = "", one: str = "was", several: str = "were") -> str:
+    """Return ``1 message was``, ``2 messages of earlier cells were``."""
     count = sum(messages.values())
-    return "1 message" if count == 1 else f"{count} messages"
-
-
-def _were(messages: Messages) -> str:
-    return "was" if sum(messages.values()) == 1 else "were"
+    return f"1 message{of} {one}" if count == 1 else f"{count} messages{of} {several}"
 
 
 def _listed(messages: Messages, label: str = "") -> str:
