@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from types import ModuleType, NoneType
 from typing import Any
 
@@ -76,7 +76,6 @@ _MEANT = {
     "nbp": "the module nbparallel",
 }
 """What predefined names are; the others are operations."""
-_blas: ThreadpoolController | None = None
 
 
 def _shown(value: Any) -> str:
@@ -220,10 +219,10 @@ def random_streams(seed: int, rank: int) -> np.random.Generator:
     return np.random.default_rng(generator)
 
 
-def find_blas() -> None:
-    """Find the BLAS libraries of this process, so that its forked ranks need not."""
-    global _blas
-    _blas = ThreadpoolController()
+@cache
+def find_blas() -> ThreadpoolController:
+    """Return the BLAS libraries that a rank begins with; found in the template, its ranks need not do it."""
+    return ThreadpoolController()
 
 
 class ThreadLimits:
@@ -244,8 +243,7 @@ class ThreadLimits:
         self._share = max(1, usable_cpus // world_size)
         self._ours = [name for name in THREAD_VARIABLES if name not in os.environ]
         os.environ.update(dict.fromkeys(self._ours, str(self._share)))
-        assert _blas is not None, "`prepare` has found them"
-        for library in _blas.lib_controllers:
+        for library in find_blas().lib_controllers:
             library.set_num_threads(threads_from_environment(library.internal_api) or self._share)
 
     def resize(self, world_size: int) -> None:

@@ -169,12 +169,7 @@ def shown_text(error: BaseException, shell: RankShell) -> str:
         _leave_out_ours(error)
         return "\n".join(shell.lines_of(error)) + _parts_text(error, shell)
 
-    def plain() -> str:
-        frames = _frames(_user_part(traceback_of(error)), shell)
-        lines = [f"{frame.filename}, line {frame.line}\n    {frame.source}" for frame in frames]
-        return "\n".join([*lines, f"{class_name(error)}: {text_of(error)}"])
-
-    return encodable(ask(whole, plain))
+    return encodable(ask(whole, lambda: f"{class_name(error)}: {text_of(error)}"))
 
 
 def _notes(error: BaseException) -> list[str]:

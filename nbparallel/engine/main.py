@@ -361,12 +361,8 @@ class Engine:
         self._release_unused()  # `release_idle_memory` follows every frame, and drains
 
 
-prepared_shell: shells.RankShell | None = None
-
-
 def prepare() -> None:
     """Create the shell and import what every rank needs; the template calls this once, before any fork."""
-    global prepared_shell
     import cloudpickle  # noqa: F401  imported here so that no rank has to
     import IPython.core.logger  # noqa: F401
     import numpy.random  # noqa: F401
@@ -375,8 +371,7 @@ def prepare() -> None:
     for hook in IMPORT_HOOKS:
         hook.install()
     ImportHook("tqdm.notebook", _draw_bars_as_text).install()
-    prepared_shell = shells.make()
-    prepared_shell.transform_cell("pass")  # compiles Python's and IPython's regular expressions
+    shells.make().transform_cell("pass")  # compiles Python's and IPython's regular expressions
 
 
 def _draw_bars_as_text() -> None:
@@ -426,8 +421,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         store = sharing.Store(client)
         store.connect(broker)
         sharing.set_current_store(store)
-        assert prepared_shell is not None
-        engine = Engine(channel, broker, configure, prepared_shell)
+        engine = Engine(channel, broker, configure, RankShell.instance())
         channel.send(Kind.RANK_READY, pack_versions())
         _loop(channel, engine)
         code = 0

@@ -38,14 +38,6 @@ LINE_MAGICS = (
 line magic, too."""
 
 
-def _refuse_magics(shell: RankShell) -> None:
-    """Register a refusal for every magic of the notebook."""
-    for name in LINE_MAGICS:
-        shell.magics_manager.register_function(_refusal(f"%{name}"), "line", name)
-    for name in CELL_MAGICS:
-        shell.magics_manager.register_function(_refusal(f"%%{name}"), "cell", name)
-
-
 def _refusal(magic: str) -> Callable[..., NoReturn]:
     def refuse(*_: str) -> NoReturn:
         raise UsageError(
@@ -319,7 +311,10 @@ class RankShell(InteractiveShell):
 def make() -> RankShell:
     """Create the one shell of this process and import what a first cell would."""
     shell = RankShell.instance()
-    _refuse_magics(shell)
+    for name in LINE_MAGICS:
+        shell.magics_manager.register_function(_refusal(f"%{name}"), "line", name)
+    for name in CELL_MAGICS:
+        shell.magics_manager.register_function(_refusal(f"%%{name}"), "cell", name)
     shell.user_ns.pop("In", None)
     if _is_temporary(shell.ipython_dir):
         shutil.rmtree(shell.ipython_dir, ignore_errors=True)  # no other process would remove it

@@ -20,7 +20,7 @@ for owner, name in ((re._compiler, "compile"), (inspect, "signature"), (environm
     mock.patch.object(owner, name, lambda *a, name=name, **k: calls.append(name)).start()
 environment.random_streams(1, 0)
 environment.ThreadLimits(1, 1)
-shell = main.prepared_shell
+shell = main.RankShell.instance()
 shell.logger
 assert shell.transform_cell("x = 1") == "x = 1\\n"
 for name in TRACED:
