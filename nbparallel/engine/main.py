@@ -233,8 +233,10 @@ class Engine:
             **{name: getattr(distributed, name) for name in PREDEFINED},
         )
         self.state = RankState(
+            rank=configure.rank,
             configure=configure,
             shell=shell,
+            variables=shell.user_ns,
             output=output,
             broker=broker,
             interrupts=interrupts,

@@ -22,10 +22,14 @@ from nbparallel.wire.messages import Configure, WorkingContext
 class RankState:
     """What a rank keeps from task to task; `Engine` owns it, running and describing a task reads it."""
 
+    rank: int
+    """Number of this rank."""
     configure: Configure
-    """The rank's number and settings, from the kernel."""
+    """It and the rank's settings, from the kernel."""
     shell: RankShell
     """The IPython shell that runs cells."""
+    variables: dict[str, Any]
+    """The user's namespace: globals of cells."""
     output: RankOutput
     """Streams and displays of the rank."""
     broker: SegmentClient
@@ -56,17 +60,6 @@ class RankState:
     """Number of the last task whose names were applied."""
     pid: int = field(default_factory=os.getpid)
     """The rank's own process; a child that user code forked has another."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this rank."""
-        return self.configure.rank
-
-    @property
-    def variables(self) -> dict[str, Any]:
-        """The user's namespace: globals of cells."""
-        variables: dict[str, Any] = self.shell.user_ns
-        return variables
 
     def is_forked_child(self) -> bool:
         """Whether this process is a child of the rank, forked by user code."""

@@ -39,14 +39,12 @@ def main(fd: int, supervisor: int) -> NoReturn:
     gc.freeze()  # a collection in a rank would touch, and so copy, every page of these objects
     gc.enable()
     channel.send(Kind.TEMPLATE_READY)
-    try:
+    with contextlib.suppress(ChannelClosedError):
         while True:
             select.select([channel], [], [])  # no time-out: the template exits when the supervisor exits
             frame = channel.receive_nowait()
             if frame is not None:
                 _fork_rank(channel, frame, supervisor)
-    except ChannelClosedError:
-        pass
     sys.stderr.flush()
     os._exit(0)
 

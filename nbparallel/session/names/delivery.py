@@ -211,7 +211,8 @@ class NameDelivery:
         """Names that a line was shown about."""
         self._unshown: list[str] = []
         """Lines on what was done for a cell that could not be prepared then: the next one has them."""
-        self._namespace: MutableMapping[str, Any] | None = None
+        self.namespace: Mapping[str, Any] | None = None
+        """Where the last cell's names were looked up; None before the first."""
         self._namespace_number = 0
         self._lock = threading.RLock()
         self.moving: tuple[str, int] | None = None
@@ -287,8 +288,8 @@ class NameDelivery:
                 raise StaleWorkError(
                     "the ranks were started again while this cell waited for its turn: run it again"
                 )
-            if names.namespace is not self._namespace:
-                self._namespace, self._namespace_number = names.namespace, self._namespace_number + 1
+            if names.namespace is not self.namespace:
+                self.namespace, self._namespace_number = names.namespace, self._namespace_number + 1
             again = {name for rank in ranks for name in self._sent_for_ties(rank, inputs)}
             updates = {rank: self._updates(rank, names) for rank in ranks}
             costly = inputs.costly_notes(self._costly)
@@ -349,11 +350,6 @@ class NameDelivery:
         place = self._store.location(value)
         return place is not None and place.for_all
 
-    @property
-    def namespace(self) -> Mapping[str, Any] | None:
-        """Where the last cell's names were looked up; None before the first."""
-        return self._namespace
-
     def delivered(self, rank: int, preparation: Preparation) -> None:
         """Record that a rank has applied its updates of a preparation; one that was never sent counts not."""
         with self._lock:
@@ -374,7 +370,7 @@ class NameDelivery:
         """Record that no rank has variables any more."""
         with self._lock:
             self._ranks.clear()
-            self._namespace = None
+            self.namespace = None
 
     def connect(self, broker: SegmentBroker | None) -> None:
         """Register arrays with `broker` from now on: the session's processes are new."""

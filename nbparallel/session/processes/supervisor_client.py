@@ -190,12 +190,10 @@ class OomKillCounter:
         )
 
     def _count(self, path: str) -> int | None:
-        try:
+        with contextlib.suppress(OSError, ValueError):  # not counted there, or the container hides it
             for line in self._read(path).splitlines():
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
-        except (OSError, ValueError):
-            pass  # not counted there, or the container hides it
         return None
 
 
