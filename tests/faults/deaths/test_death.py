@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
 import numpy as np
 import pytest
 
 from nbparallel.errors import ParallelError, PeerFailedError, RankDiedError, StartError, SupervisorDiedError
 from nbparallel.session import Session
-from nbparallel.session.processes import rank_pool
 from nbparallel.session.tasks.task_run import GRACE_SECONDS
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.messages import Configure
@@ -132,12 +130,10 @@ def test_f7_exit_behind_our_back_is_a_death_whatever_the_code(code: int) -> None
         assert session.run("rank").values == [0, 1]
 
 
-class Deadly:
-    """Kills the rank that receives it for its configuration."""
+class Deadly(Configure):
+    """Kills the rank that receives it."""
 
-    context = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return eval, ("__import__('os').kill(__import__('os').getpid(), 9)",)
 
 
@@ -145,7 +141,8 @@ class Deadly:
 def test_f8_a_rank_that_dies_while_it_starts_is_a_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The start fails at once with the reason; nothing of the group is left."""
     monkeypatch.setattr(
-        rank_pool, "Configure", lambda **known: Deadly() if known["rank"] == 1 else Configure(**known)
+        "nbparallel.session.processes.rank_pool.Configure",
+        lambda **known: (Deadly if known["rank"] == 1 else Configure)(**known),
     )
     session = Session(3)
     with pytest.raises(StartError, match=r"rank 1 ended while it started \(SIGKILL\)"):

@@ -126,7 +126,6 @@ def test_trace_events() -> None:
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert set(names.values()) == {"rank 0", "rank 1 (was killed by SIGKILL)", "rank 2"}
     complete = [e for e in events if e["ph"] == "X"]
-    assert {e["ph"] for e in events} == {"X", "M"}
     assert all(e["pid"] in names and e["tid"] == e["pid"] for e in events)
     mine = {e["cat"]: e for e in complete if names[e["pid"]] == "rank 0"}
     assert (mine["statement"]["ts"], mine["statement"]["dur"]) == (5000, 95000)

@@ -21,10 +21,8 @@ from nbparallel.wire.messages import Outcome, Stream
 MIB = 1 << 20
 
 
-class Still:
+class Still(EventLoop):
     """An event loop without a thread: the test reads."""
-
-    frames: Any = EventLoop.frames
 
     def __init__(self) -> None:
         self.callbacks: dict[int, Any] = {}
@@ -50,7 +48,7 @@ class Wire:
         self.handle = RankHandle(
             0,
             1,
-            loop,  # type: ignore[arg-type]
+            loop,
             post=lambda _, message: self.posted.append(message),
             output_of=lambda number: None,
             on_report=lambda rank, seen: None,

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from nbparallel.session.processes import supervisor_client
 from nbparallel.session.processes.rank_handle import RankDeath, describe_death
 from nbparallel.session.processes.supervisor_client import OomKillCounter
 
@@ -59,7 +58,7 @@ def test_f6_a_kill_that_the_system_counted_is_explained_once(
         assert "/" not in text
     assert kills.explain() == ""
     machine.kills = 6
-    monkeypatch.setattr(supervisor_client, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr("nbparallel.session.processes.supervisor_client.POLL_SECONDS", 0.0)
     kills.poll()  # somebody else's, before this cell
     assert kills.explain() == ""
 
