@@ -244,7 +244,7 @@ def run_task(state: RankState, task: Task, fds: Sequence[int] = ()) -> tuple[Out
                     task.number,
                     task.ranks,
                     _filename(state, task),
-                    go_on=(isinstance(task, CellTask) and task.go_on),
+                    go_on=isinstance(task, CellTask) and task.go_on,
                     fds=fds,
                 )
             state.interrupts.arm(task.number)

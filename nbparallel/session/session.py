@@ -208,9 +208,8 @@ class Session:
             self._ranks: SessionRanks = pool
             self._views = SessionViews(pool, self._names, self._tasks)
         else:
-            elsewhere = importlib.import_module(
-                "nbparallel.cluster.host_session"
-            )  # it stands on this package
+            # it stands on this package
+            elsewhere = importlib.import_module("nbparallel.cluster.host_session")
             self._names, self._tasks, self._ranks, self._views = elsewhere.make_parts(
                 cluster, world_size, start_method, ranks_per_host, max_hosts
             )

@@ -469,8 +469,8 @@ def _awaited(control: ControlView, slot: SlotRecord) -> tuple[int, ...]:
     words = control.words
     return tuple(
         rank
-        for rank in (rank for rank in range(control.world_size) if rank != slot.rank)
-        if words[control.word(rank, ARRIVE)] < slot.target
+        for rank in range(control.world_size)
+        if rank != slot.rank and words[control.word(rank, ARRIVE)] < slot.target
     )
 
 

@@ -273,9 +273,8 @@ def _creation_mask() -> str:
 
 
 def _shell() -> Any:
-    get_ipython = getattr(
-        sys.modules.get("IPython"), "get_ipython", None
-    )  # another thread may be half-way through the import
+    # another thread may be half-way through the import
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return None if get_ipython is None else get_ipython()
 
 

@@ -107,7 +107,7 @@ class TaskDispatcher:
             None,
             keepalive,
             watch=watch,
-            fds=(() if watch is None else watch.fds),
+            fds=() if watch is None else watch.fds,
         )
 
     def prepare_cell(
@@ -150,7 +150,7 @@ class TaskDispatcher:
                 seed=options.seed,
                 source=cell,
                 line_offset=options.line_offset,
-                execution_count=(number if options.execution_count is None else options.execution_count),
+                execution_count=number if options.execution_count is None else options.execution_count,
                 show_values=options.show_values,
                 go_on=options.go_on,
                 uses=None if preparation is None else preparation.uses,

@@ -515,7 +515,7 @@ def _lines(dropped: Messages, kept: Messages, run: TaskRun, label: str) -> Itera
         )
     if len(kept) > len(absent):
         present = {m: n for m, n in kept.items() if m not in absent}
-        yield (f"{_so_many(present)} not received, and kept for later cells: {_listed(present, label)}")
+        yield f"{_so_many(present)} not received, and kept for later cells: {_listed(present, label)}"
     if absent:
         receivers = rank_list({m.destination for m in absent})
         stay = _so_many(absent, "", "stays", "stay")
