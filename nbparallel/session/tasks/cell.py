@@ -29,13 +29,8 @@ def compile_cell(text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the ranks warn
         # as a whole: `return` outside of a function is no mistake of the grammar
-        compile(
-            manager().transform_cell(text),
-            "<cell>",
-            "exec",
-            flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
-            dont_inherit=True,
-        )
+        code = manager().transform_cell(text)
+        compile(code, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 def check_source(source: str, *, line_offset: int = 0, execution_count: int | None = None) -> None:

@@ -73,11 +73,8 @@ class PendingCell:
         try:
             callback(self)
         except Exception as error:  # noqa: BLE001  whatever the user's code raises
-            threading.excepthook(
-                threading.ExceptHookArgs(
-                    (type(error), error, error.__traceback__, threading.current_thread())
-                )
-            )
+            hooked = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(hooked))
 
     @property
     def state(self) -> str:
