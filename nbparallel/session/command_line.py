@@ -17,6 +17,7 @@ import nbparallel
 from nbparallel.errors import NbParallelError, ParallelError, RankExitError
 from nbparallel.session.output import LineSink
 from nbparallel.session.session import START_METHODS, Session
+from nbparallel.session.tasks.dispatch import plain_task
 from nbparallel.wire.messages import ScriptTask
 
 
@@ -72,9 +73,7 @@ class Script:
         Raises as `Session.run` does.
         """
         parts = self.source, self.path, self.package, tuple(arguments)
-        session.perform(
-            lambda _, number, ranks: (ScriptTask(number, ranks, (), False, None, *parts), None), LineSink()
-        )
+        session.perform(plain_task(ScriptTask, *parts), LineSink())
 
     @classmethod
     def _checked(cls, source: str, path: str, package: str | None, directory: str) -> Self:

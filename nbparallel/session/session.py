@@ -32,13 +32,13 @@ from nbparallel.session.tasks.dispatch import (
     TaskDispatcher,
     all_values,
     call_task,
-    draw_task,
-    pull_task,
+    plain_task,
     push_task,
 )
 from nbparallel.session.tasks.item_map import ItemMap
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.wire.identity import WorldPlace
+from nbparallel.wire.messages import DrawTask, PullTask
 from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
@@ -460,14 +460,14 @@ class Session:
         """
         if not str(name).isidentifier():
             raise ValueError(f"{name!r} is no variable's name")
-        return all_values(self.perform(pull_task(name)), name)
+        return all_values(self.perform(plain_task(PullTask, name, want_values=True)), name)
 
     @without_frames()
     def draw(self, names: str | Iterable[str]) -> DrawnValues:
         """Return first numbers of all ranks' variables; `nbparallel_widgets.draw.DrawnView` shows them."""
         wanted = split_names(names)
         check_drawn(wanted)
-        return self.perform(draw_task(wanted)).drawn or DrawnValues(wanted, {})
+        return self.perform(plain_task(DrawTask, wanted)).drawn or DrawnValues(wanted, {})
 
     @without_frames()
     def push(self, /, **values: Any) -> None:

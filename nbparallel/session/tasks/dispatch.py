@@ -42,9 +42,7 @@ from nbparallel.wire.messages import (
     CallTask,
     CellTask,
     DebugTask,
-    DrawTask,
     NamesTask,
-    PullTask,
     PushTask,
     Task,
     runs_user_code,
@@ -309,11 +307,9 @@ class TaskDispatcher:
             One of them holds variables that would be lost.
         """
         assert isinstance(pool, RankPool), "others have a fixed number of ranks"
-        ranks, number = tuple(range(world_size, len(pool.handles))), self.next_number()
-        task = NamesTask(number, ranks, (), True, None)
-        result = self.finish(
-            self.launch(pool, TaskRequest(number, ranks, lambda _: task), interrupts), interrupts
-        )
+        ranks = tuple(range(world_size, len(pool.handles)))
+        request = self.prepare(pool, plain_task(NamesTask, want_values=True), CellOptions(), None, ranks)
+        result = self.finish(self.launch(pool, request, interrupts), interrupts)
         holding = {rank: held for rank, held in result.values.items() if held}
         if holding:
             raise ValueError(_holding_text(holding))
@@ -432,19 +428,13 @@ def call_task(
     return make
 
 
-def pull_task(name: str) -> TaskFactory:
-    """Return what makes the task of `Session.pull`."""
-    return lambda _, number, ranks: (PullTask(number, ranks, (), True, None, name), None)
+def plain_task(kind: Callable[..., Task], *fields: Any, want_values: bool = False) -> TaskFactory:
+    """Return what makes a task of a kind with fields that refer to no memory here."""
+    return lambda _, number, ranks: (kind(number, ranks, (), want_values, None, *fields), None)
 
 
-def draw_task(names: tuple[str, ...]) -> TaskFactory:
-    """Return what makes the task of `Session.draw`."""
-    return lambda _, number, ranks: (DrawTask(number, ranks, (), False, None, names), None)
-
-
-def debug_task(failed_ns: int) -> TaskFactory:
-    """Return what makes the task in which the user examines a failure, on its rank."""
-    return lambda _, number, ranks: (DebugTask(number, ranks, (), False, None, failed_ns), None)
+debug_task = partial(plain_task, DebugTask)
+"""Returns what makes the task in which the user examines the failure of that time, on its rank."""
 
 
 def push_task(values: Mapping[str, Any]) -> TaskFactory:
