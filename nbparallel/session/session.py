@@ -400,8 +400,8 @@ class Session:
             check_cell(cell, options)
             names = self._tasks.gather(cell, options, select_ranks(ranks, self.world_size))
             context = contextvars.copy_context()  # numpy's and decimal's settings are there
-            prepare: Any = self._of_cell(cell, ranks, options, names)
-            launch: Any = partial(context.run, self._launch, prepare)
+            prepare = self._of_cell(cell, ranks, options, names)
+            launch: Any = partial(context.run, partial(self._launch, prepare))
             made.append(QueuedCell(self._line, self._session_lock, launch, self._finish, options.sink))
 
     def _of_cell(
