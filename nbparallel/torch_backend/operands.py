@@ -23,11 +23,6 @@ from nbparallel.sharing.tensors import AnyArray, array_of, tensor_of
 # Backward passes of models that are split between ranks reduce such gradients in place.
 
 
-def is_repeated(array: AnyArray) -> bool:
-    """Return whether elements of an array lie in one place."""
-    return 0 in array.strides and array.size > 1
-
-
 def fill_repeated(tensor: Any, array: AnyArray, total: AnyArray) -> None:
     """Write `total` into a tensor, which `array` views and whose elements lie in one place.
 
@@ -67,9 +62,10 @@ def filled(tensor: Any, operation: str, *, repeated: bool = False) -> AnyArray:
             f"{operation} fills this tensor, and this rank may only read its memory, a shared array: "
             f"pass `x.clone()`, or let ranks write to the array with {LET_WRITE}"
         )
-    if array.flags.writeable or (repeated and is_repeated(array)):
+    is_repeated = 0 in array.strides and array.size > 1
+    if array.flags.writeable or (repeated and is_repeated):
         return array
-    if is_repeated(array):
+    if is_repeated:
         cause, instead = "elements of it lie in one place (`expand`)", "x.contiguous()"
     else:
         cause, instead = "it is a conjugated or negated view", "x.resolve_conj().resolve_neg()"
@@ -94,16 +90,12 @@ def member_rows(whole: AnyArray, part: Any, size: int, operation: str) -> AnyArr
         )
     rows = whole.reshape(size, *part.shape)
     if rows.size and not np.may_share_memory(rows, whole):
+        strides = tuple(step // whole.itemsize for step in whole.strides)  # in elements, as torch has them
         raise ValueError(
-            f"{operation} of {size} ranks cannot see a tensor of strides {_strides(whole)} as {size} rows "
+            f"{operation} of {size} ranks cannot see a tensor of strides {strides} as {size} rows "
             f"without a copy: pass `x.contiguous()`"
         )
     return rows
-
-
-def _strides(x: AnyArray) -> tuple[int, ...]:
-    """Return strides as torch counts them, in elements."""
-    return tuple(step // x.itemsize for step in x.strides)
 
 
 def each_row(rows: AnyArray) -> list[AnyArray]:

@@ -5,8 +5,7 @@ backend of ``init_process_group()`` without arguments, and the ranks meet withou
 
 What is replaced in torch.distributed, because torch leaves no other way.
 
-Everywhere: `monitored_barrier`, which refuses all backends but gloo; the hook of DistributedDataParallel that
-compresses in C++, which takes futures of C++ only.  On the ranks of a session only:
+Everywhere: `monitored_barrier`, which refuses all backends but gloo.  On the ranks of a session only:
 
 * the default backend of CPU tensors, which is ours;
 * `init_process_group`, because a cell may run again: a second call destroys what the first has made;
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import os
 import sys
 import warnings
@@ -53,26 +51,6 @@ def replace_everywhere(distributed: Any) -> None:
             original(group, timeout, wait_all_ranks)
 
     c10d.monitored_barrier = distributed.monitored_barrier = monitored_barrier
-    _replace_compression(distributed)
-
-
-def _replace_compression(distributed: Any) -> None:
-    """Make models whose groups are ours compress gradients by torch's hook in Python, which does the same."""
-    model = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
-    original = model._register_builtin_comm_hook
-
-    @functools.wraps(original)
-    def register_builtin(self: Any, comm_hook_type: Any) -> None:
-        from nbparallel.torch_backend.backend_group import BackendGroup
-
-        compress = comm_hook_type is distributed.BuiltinCommHookType.FP16_COMPRESS
-        if compress and isinstance(self.process_group, BackendGroup):
-            hooks = importlib.import_module("torch.distributed.algorithms.ddp_comm_hooks.default_hooks")
-            self.register_comm_hook(self.process_group, hooks.fp16_compress_hook)
-        else:
-            original(self, comm_hook_type)
-
-    model._register_builtin_comm_hook = register_builtin
 
 
 def replace_on_session_rank(distributed: Any) -> None:
@@ -103,7 +81,7 @@ def replace_on_session_rank(distributed: Any) -> None:
     reducer = distributed.Reducer
 
     def make_reducer(*args: Any, **options: Any) -> Any:
-        from nbparallel.torch_backend.resumable_reducer import ResumableReducer
+        from nbparallel.torch_backend.backend_group import ResumableReducer
 
         return ResumableReducer(*args, **options)
 
@@ -128,7 +106,6 @@ def _meeting(original: Handler) -> Handler:
             yield from original(url, **options)
             return
         yield store, rank, size
-        raise RuntimeError("ranks of a session meet once: call init_process_group() again")
 
     return meet
 
