@@ -2,7 +2,7 @@
 
 ::
 
-    observe, on each rank      line_clock: CPython 3.12 on; line_sampler: older
+    observe, on each rank      line_clock: CPython 3.12 on; line_log: older
     log                        line_log: nanoseconds of each line; crosses the border
     conclude, in the kernel    profile: the lines of all ranks side by side
 """
@@ -27,12 +27,12 @@ last: Profile | None = None
 def observe(cell: ObservedCell) -> AbstractContextManager[Observation]:
     """Measure the lines of a cell on this rank while the block runs."""
     if sys.version_info >= (3, 12):
-        from nbparallel.distributed.tracing.profiling import line_clock
+        from nbparallel.distributed.tracing.profiling.line_clock import LineClock
 
-        return line_clock.LineClock(cell)
-    from nbparallel.distributed.tracing.profiling import line_sampler
+        return LineClock(cell)
+    from nbparallel.distributed.tracing.profiling.line_log import LineSampler
 
-    return line_sampler.LineSampler(cell)
+    return LineSampler(cell)
 
 
 def conclude(logs: list[LineLog], lost: Collection[int]) -> Profile:
