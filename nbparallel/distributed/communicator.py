@@ -259,11 +259,6 @@ class Communicator(
         """Return the messages of earlier cells that have arrived and were not received."""
         return tuple(self._receiver.unexpected)
 
-    @property
-    def last_source(self) -> int:
-        """The rank from which a message was received last."""
-        return self._receiver.unexpected.last_source
-
     def settle(self, settlement: MessageSettlement) -> None:
         """Drop or keep what the last cell has left; every rank that took part in it has ended it."""
         for source, position in settlement.dropped:

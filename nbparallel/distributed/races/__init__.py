@@ -3,7 +3,7 @@
 ::
 
     observe, on each rank      checked_cell: names of shared arrays are bound to traced ones
-      x[2:5] = y + 1           traced_array, numpy_functions, array_methods; checked_cell: doors, seen code
+      x[2:5] = y + 1           traced_array, numpy_functions; checked_cell: doors, seen code
       all_reduce(x)            operations: what they read and fill, and whose past they put in order
         the line, the bytes    access_recorder
     log                        access_log: crosses the border

@@ -8,7 +8,6 @@ Standard library only: it crosses the border between processes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,8 +104,7 @@ class Acquire(NamedTuple):
     keys: tuple[Key, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AccessLog:
+class AccessLog(NamedTuple):
     """What one rank did in a checked cell, or in a part of it."""
 
     rank: int
@@ -117,7 +115,7 @@ class AccessLog:
     """In the order of their intervals."""
     names: tuple[ArrayName, ...] = ()
     """Names that this rank has given to shared arrays."""
-    count: int = 0
+    total: int = 0
     """How many accesses there were: those of one line to one place in one interval are one above."""
     broadcasts: tuple[BroadcastArray, ...] = ()
     """In the order of their intervals."""
@@ -134,3 +132,20 @@ def distinct(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     is_new = np.ones(ordered.size, bool)
     np.not_equal(ordered[1:], ordered[:-1], out=is_new[1:])
     return ordered[is_new]
+
+
+def region_of(itemsize: int, offsets: npt.NDArray[np.int64]) -> Box | Elements:
+    """Return elements, ascending, as a box, which is smaller, if they lie in rows, and rows of rows."""
+    shape: list[int] = []
+    strides: list[int] = []
+    starts = offsets
+    while starts.size > 1:
+        steps = np.diff(starts)
+        others = np.flatnonzero(steps != steps[0])
+        length = int(others[0]) + 1 if others.size else starts.size
+        if starts.size % length or (np.diff(starts.reshape(-1, length)) != steps[0]).any():
+            return Elements(itemsize, offsets.tobytes())
+        shape.insert(0, length)
+        strides.insert(0, int(steps[0]))
+        starts = starts[::length]
+    return Box(int(offsets[0]), tuple(shape), tuple(strides), itemsize)

@@ -20,6 +20,7 @@ from nbparallel.distributed.races.access_log import (
     MemoryAccess,
     Site,
     distinct,
+    region_of,
 )
 
 
@@ -153,7 +154,8 @@ class AccessRecorder:
         parts = self._parts.setdefault(line, {})
         if len(parts) >= MANY and part not in parts and math.prod(part[1]) <= FEW:
             offset, shape, strides, itemsize = part
-            self._add_many(line, itemsize, offset + _offsets_of(shape, strides), stored)
+            axes = (np.arange(length) * stride for length, stride in zip(shape, strides, strict=True))
+            self._add_many(line, itemsize, np.asarray(sum(np.ix_(*axes), offset)).reshape(-1), stored)
         elif parts.setdefault(part, stored) != stored:
             parts[part] = _VARIOUS
 
@@ -185,13 +187,15 @@ class AccessRecorder:
                 offsets = np.fromiter(found, np.int64, len(found))
                 self._add_many(line, itemsize, offsets, values.pop() if len(values) == 1 else _VARIOUS)
         for (line, itemsize), many in self._many.items():
-            self._note(line, _as_region(itemsize, many.all()), many.stored)
+            self._note(line, region_of(itemsize, many.all()), many.stored)
         self._parts.clear()
         self._many.clear()
 
     def _note(self, line: _Line, region: Box | Elements, stored: object) -> None:
         self.nbytes += ACCESS_NBYTES + (len(region.offsets) if isinstance(region, Elements) else 0)
-        self._accesses.append(MemoryAccess(self.interval, *line, region, _shown(stored)))
+        known = stored is not None and stored is not _VARIOUS
+        shown = repr(stored).encode() if known else None
+        self._accesses.append(MemoryAccess(self.interval, *line, region, shown))
 
     def access_to(self, array: AnyArray, kind: int) -> MemoryAccess | None:
         """Return an access to all elements of an array, without recording it; None: its memory is private."""
@@ -229,27 +233,6 @@ class _ManyElements:
     def all(self) -> npt.NDArray[np.int64]:
         """Return all, each once, in ascending order."""
         return distinct(np.concatenate(self._parts))
-
-
-def _offsets_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    total = np.zeros((), np.int64)
-    for length, stride in zip(shape, strides, strict=True):
-        total = total[..., None] + np.arange(length, dtype=np.int64) * stride
-    return total.reshape(-1)
-
-
-def _as_region(itemsize: int, offsets: npt.NDArray[np.int64]) -> Box | Elements:
-    """Return elements at equal distances as a box, which is smaller."""
-    if offsets.size == 1:
-        return Box(int(offsets[0]), (1,), (itemsize,), itemsize)
-    steps = np.diff(offsets)
-    if (steps == steps[0]).all():
-        return Box(int(offsets[0]), (offsets.size,), (int(steps[0]),), itemsize)
-    return Elements(itemsize, offsets.tobytes())
-
-
-def _shown(stored: object) -> bytes | None:
-    return None if stored is None or stored is _VARIOUS else repr(stored).encode()
 
 
 def one_value(value: object) -> object:

@@ -8,11 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
-from nbparallel.distributed.races.access_log import ArrayName, Box, distinct
-from nbparallel.distributed.races.byte_sets import ByteSet, Offsets, Overlap
-from nbparallel.distributed.races.walk import RankLog
+from nbparallel.distributed.races.access_log import AccessLog, ArrayName, Box, region_of
+from nbparallel.distributed.races.byte_sets import ByteSet, Overlap
 
 
 class Slice(NamedTuple):
@@ -81,70 +78,35 @@ class NamedArray:
             inner = axis.stride * axis.length
 
     def slices(self, touched: ByteSet) -> Slices | None:
-        """Return what slices take just the elements in which bytes are touched; None: none do."""
-        if not self.nested or touched.start < self.start or touched.stop > self.stop:
-            return None
-        if touched.offsets is not None:
-            return self.slices_of_runs(touched.offsets, touched.run)
-        return self._of_box(touched)
+        """Return what slices take just the elements in which bytes are touched; None: none do.
 
-    def _of_box(self, touched: ByteSet) -> Slices | None:
-        first = self._indices(touched.start)
-        if first is None:
+        Those from the first to the last one, in steps of the distance between runs, if they touch the same.
+        """
+        first, last = self._indices(touched.start), self._indices(touched.stop - 1)
+        if not self.nested or touched.offsets is not None or first is None or last is None:
             return None
-        indices, inside = first
-        taken = [Slice(index, 1) for index in indices]
-        elements = -(-(inside + touched.run) // self.itemsize)
-        for length, stride in ((elements, self.itemsize), *touched.dims):
-            if not self._spread(taken, length, stride):
-                return None
-        return self._in_order(taken)
+        steps = [1] * len(first)
+        for _, stride in touched.dims:
+            places = [place for place, axis in enumerate(self._axes) if stride % axis.stride == 0]
+            for place in places[-1:]:
+                steps[place] = stride // self._axes[place].stride
+        spans = zip(first, last, steps, strict=True)
+        taken = [Slice(low, (high - low) // step + 1, step) for low, high, step in spans]
+        lengths = tuple(part.length for part in taken)
+        strides = tuple(part.step * axis.stride for part, axis in zip(taken, self._axes, strict=True))
+        found = ByteSet(Box(touched.start, lengths, strides, min(touched.run, self.itemsize)))
+        same = (found.run, found.dims) == (touched.run, touched.dims)
+        return self._in_order(taken) if same and min(lengths, default=1) > 0 else None
 
-    def _spread(self, taken: list[Slice], count: int, stride: int) -> bool:
-        """Take elements at a distance of each other, on the axis of that distance and those outside of it."""
-        while count > 1:
-            found = [place for place, axis in enumerate(self._axes) if stride % axis.stride == 0]
-            if not found or taken[found[-1]].length > 1:
-                return False
-            place = found[-1]
-            axis, (index, _, _), step = self._axes[place], taken[place], stride // self._axes[place].stride
-            if index + (count - 1) * step < axis.length:
-                taken[place] = Slice(index, count, step)
-                return True
-            if axis.length % step or index >= step or count % (axis.length // step):
-                return False
-            taken[place] = Slice(index, axis.length // step, step)
-            count, stride = count // (axis.length // step), axis.length * axis.stride
-        return True
-
-    def _indices(self, byte: int) -> tuple[list[int], int] | None:
-        """Return a byte's index on each axis in the order of memory, and its place in the element."""
-        rest, indices = byte - self.start, []
-        if rest < 0:
-            return None
+    def _indices(self, byte: int) -> list[int] | None:
+        """Return the indices of the element that holds a byte, in the order of memory."""
+        rest, indices = byte - self.start, list[int]()
         for axis in reversed(self._axes):
             index, rest = divmod(rest, axis.stride)
-            if index >= axis.length:
+            if not 0 <= index < axis.length:
                 return None
-            indices.append(index)
-        return (indices[::-1], rest) if rest < self.itemsize else None
-
-    def slices_of_runs(self, offsets: Offsets, run: int) -> Slices | None:
-        """Return what slices take just the elements in which runs of bytes begin."""
-        if not self.nested or run > self.itemsize or offsets[0] < self.start:
-            return None
-        rest, taken = offsets - self.start, []
-        for axis in reversed(self._axes):
-            index = rest // axis.stride
-            rest = rest % axis.stride
-            values = distinct(index)
-            step = int(values[1] - values[0]) if values.size > 1 else 1
-            if values[0] < 0 or values[-1] >= axis.length or (np.diff(values) != step).any():
-                return None
-            taken.append(Slice(int(values[0]), int(values.size), step))
-        if (rest >= self.itemsize).any() or math.prod(part.length for part in taken) != len(offsets):
-            return None
-        return self._in_order(taken[::-1])
+            indices.insert(0, index)
+        return indices if 0 <= rest < self.itemsize else None
 
     def _in_order(self, taken: list[Slice]) -> Slices:
         """Return slices of the axes in the order of the shape, counted from the end of reversed ones."""
@@ -153,18 +115,6 @@ class NamedArray:
             if self._reversed[axis.number]:
                 part = Slice(axis.length - 1 - part.last, part.length, part.step)
             slices[axis.number] = part
-        return tuple(slices)
-
-    def around(self, start: int, stop: int) -> Slices:
-        """Return slices that hold a range of bytes: of the outermost axis in memory."""
-        slices = [Slice(0, length) for length in self.shape]
-        if self._axes and self.nested:
-            axis = self._axes[-1]
-            low = max(0, (start - self.start) // axis.stride)
-            high = min(axis.length - 1, (stop - 1 - self.start) // axis.stride)
-            if self._reversed[axis.number]:
-                low, high = axis.length - 1 - high, axis.length - 1 - low
-            slices[axis.number] = Slice(low, max(1, high - low + 1))
         return tuple(slices)
 
     def written(self, slices: Slices) -> str:
@@ -215,15 +165,14 @@ class ArrayNames:
     ----------
     names : iterable of ArrayName
         The notebook's.
-    logs : iterable of RankLog
+    logs : iterable of AccessLog
         With names on ranks.
     """
 
-    def __init__(self, names: Iterable[ArrayName], logs: Iterable[RankLog]) -> None:
+    def __init__(self, names: Iterable[ArrayName], logs: Iterable[AccessLog]) -> None:
         self._arrays: defaultdict[int, list[NamedArray]] = defaultdict(list)
-        logs = list(logs)
-        notebook = dict.fromkeys(names)
-        sources = [("", notebook), *((f"rank {log.rank}", log.names) for log in logs)]
+        of_ranks = ((f"rank {log.rank}", dict.fromkeys(log.names)) for log in logs)
+        sources = [("", dict.fromkeys(names)), *of_ranks]
         meanings = Counter(name.name for name in {name for _, source in sources for name in source})
         known: set[ArrayName] = set()
         for owner, source in sources:
@@ -247,14 +196,14 @@ class ArrayNames:
         if array is None:
             return Place("", f"bytes {start} to {stop - 1} of a shared array without a name", False)
         if overlap.runs is not None:
-            slices = array.slices_of_runs(overlap.runs, overlap.run)
+            slices = array.slices(ByteSet(region_of(overlap.run, overlap.runs)))
         elif all(one.is_solid for one in touched):
             slices = array.slices(ByteSet(Box(start, (stop - start,), (1,), 1)))
         else:
             slices = _in_common(array, touched)
         if slices is not None:
             return Place(array.name, array.written(slices), True, array.owner)
-        return Place(array.name, array.written(array.around(start, stop)), False, array.owner)
+        return Place(array.name, array.name, False, array.owner)
 
     def _array(self, segment: int, start: int, stop: int) -> NamedArray | None:
         arrays = self._arrays.get(segment, ())

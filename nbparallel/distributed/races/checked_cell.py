@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from nbparallel import sharing
-from nbparallel.distributed.races.access_log import WRITE, AccessLog, ArrayName
+from nbparallel.distributed.races.access_log import READ, WRITE, AccessLog, ArrayName
 from nbparallel.distributed.races.access_recorder import LIMIT_NBYTES, AccessRecorder, UserLines
-from nbparallel.distributed.races.array_methods import expose
-from nbparallel.distributed.races.numpy_functions import call_recorded, retraced
+from nbparallel.distributed.races.numpy_functions import call_recorded, expose, retraced
 from nbparallel.distributed.races.operations import CheckedOperations, OperationOrder
 from nbparallel.distributed.races.traced_array import (
     TracedArray,
@@ -94,20 +93,14 @@ def _exchange(names: Namespace, others: dict[int, Any]) -> None:
 
 def _doors(recorder: AccessRecorder) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     """Yield owner and name of each function, and what makes its replacement."""
-    torch = sys.modules.get("torch")
-    for name in CONVERTING:
-        yield np, name, partial(_converting, recorder)
-    for name in EXPOSING:
-        yield np, name, partial(_exposing, f"np.{name}")
-    for name in ITERATING:
-        yield np, name, partial(_iterating, f"np.{name}")
-    yield np.vectorize, "__call__", _reading
-    for name in MAKERS:  # to import it from below would be a circle
-        yield sys.modules["nbparallel"], name, _making
-    for name in TENSORS:
-        yield torch, name, partial(_exposing, f"torch.{name}")
-    for name in COPIES:
-        yield torch, name, _reading
+    torch, ours = sys.modules.get("torch"), sys.modules["nbparallel"]  # to import it from below: a circle
+    yield from ((np, name, partial(_converting, recorder)) for name in CONVERTING)
+    yield from ((np, name, partial(_passing, f"np.{name}")) for name in EXPOSING)
+    yield from ((np, name, partial(_iterating, f"np.{name}")) for name in ITERATING)
+    yield np.vectorize, "__call__", partial(_passing, "")
+    yield from ((ours, name, _making) for name in MAKERS)
+    yield from ((torch, name, partial(_passing, f"torch.{name}")) for name in TENSORS)
+    yield from ((torch, name, partial(_passing, "")) for name in COPIES)
 
 
 def _converting(recorder: AccessRecorder, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,20 +121,21 @@ def _converting(recorder: AccessRecorder, original: Callable[..., Any]) -> Calla
     return convert
 
 
-def _exposing(door: str, original: Any) -> Any:
-    """Return a function that gives the memory of its arguments away."""
+def _passing(door: str, original: Any) -> Any:
+    """Return a function that reads its arguments; through a door it gives their memory away."""
+    note = partial(expose, door=door) if door else partial(touch, kind=READ)
 
     @wraps(original, updated=())
     def passed(*args: Any, **options: Any) -> Any:
         for x in traced_in((args, options)):
-            expose(x, door)
+            note(x)
         return original(*plain_value(args), **plain_value(options))
 
     return passed
 
 
 def _iterating(door: str, original: Any) -> Any:
-    reading, exposing = _reading(original), _exposing(door, original)
+    reading, exposing = _passing("", original), _passing(door, original)
 
     @wraps(original, updated=())
     def iterate(op: Any, *args: Any, **options: Any) -> Any:
@@ -150,15 +144,6 @@ def _iterating(door: str, original: Any) -> Any:
         return (exposing if writes else reading)(op, *args, **options)
 
     return iterate
-
-
-def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original, updated=())
-    def passed(*args: Any, **options: Any) -> Any:
-        read((args, options))
-        return original(*plain_value(args), **plain_value(options))
-
-    return passed
 
 
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,21 +201,17 @@ COMPILERS = frozenset({
     "cfunc", "generated_jit", "guvectorize", "jit", "njit", "numba", "script", "stencil",
 })  # fmt: skip
 """Of numba and torch: names of what compiles functions otherwise, and knows none of these calls."""
-VALUE_NAME, METHOD_NAME = "__seen_value__", "__seen_method__"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-_Later = _Function | ast.GeneratorExp
 
 
 class SeenCode(ast.NodeTransformer):
-    """Puts the calls into the tree of a cell, which then needs `SEEN_NAMES` among its global names.
+    """Puts the calls into the tree of a cell.
 
-    A function may run after the cell, and elsewhere: it imports what it calls.  Where something else than
-    Python compiles functions, they stay as they are.
+    A function may run after the cell, and elsewhere: so the code imports what it calls.  Where something else
+    than Python compiles functions, they stay as they are.
     """
 
-    def __init__(self) -> None:
-        self._functions = 0
-        self._has_compiler = False
+    _has_compiler = False
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
         """Find out whether functions may be compiled otherwise."""
@@ -239,15 +220,8 @@ class SeenCode(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit(self, node: ast.AST) -> Any:
-        """Transform a node, and know whether it is in a function."""
-        if self._has_compiler and isinstance(node, _Function):
-            return node
-        later = isinstance(node, _Later)
-        self._functions += later
-        try:
-            return super().visit(node)
-        finally:
-            self._functions -= later
+        """Transform a node, unless it may be compiled otherwise."""
+        return node if self._has_compiler and isinstance(node, _Function) else super().visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         """Have values that are assigned to parts of arrays seen."""
@@ -276,14 +250,8 @@ class SeenCode(ast.NodeTransformer):
 
     def _seen_index(self, index: ast.expr) -> ast.expr:
         if isinstance(index, ast.Name | ast.Attribute | ast.Subscript):
-            return self._call(VALUE_NAME, [index], index)
+            return _call(seen_value, [index], index)
         return index
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """Leave types alone."""
-        if node.value is not None:
-            node.value = self.visit(node.value)
-        return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Have arguments of methods seen that plain arrays, generators and files have."""
@@ -291,7 +259,7 @@ class SeenCode(ast.NodeTransformer):
         method = node.func
         if isinstance(method, ast.Attribute) and method.attr in METHODS and (node.args or node.keywords):
             name = ast.copy_location(ast.Constant(method.attr), method)
-            node.func = self._call(METHOD_NAME, [method.value, name], method)
+            node.func = _call(seen_method, [method.value, name], method)
         return node
 
     def _seen(self, value: ast.expr, array: ast.expr | None) -> ast.expr:
@@ -301,18 +269,16 @@ class SeenCode(ast.NodeTransformer):
         """
         if array is None or isinstance(value, ast.Constant | ast.Starred):
             return value
-        return self._call(VALUE_NAME, [value, array], value)
+        return _call(seen_value, [value, array], value)
 
-    def _call(self, name: str, arguments: list[ast.expr], place: ast.expr | ast.stmt) -> ast.Call:
-        function: ast.expr = ast.Name(name, ast.Load())
-        if self._functions:
-            here = SEEN_NAMES[name].__name__  # of this module, which is imported where the function runs
-            text = f"__import__({__name__!r}, None, None, [{here!r}]).{here}"
-            function = ast.parse(text, mode="eval").body
-        call = ast.Call(function, arguments, [])
-        for part in ast.walk(function):
-            ast.copy_location(part, place)
-        return ast.copy_location(call, place)
+
+def _call(function: Callable[..., Any], arguments: list[ast.expr], place: ast.expr) -> ast.Call:
+    """Return a call of a function of this module, which is imported where the code runs."""
+    name = function.__name__
+    imported = ast.parse(f"__import__({__name__!r}, None, None, [{name!r}]).{name}", mode="eval").body
+    for part in ast.walk(imported):
+        ast.copy_location(part, place)
+    return ast.copy_location(ast.Call(imported, arguments, []), place)
 
 
 def _assigned_array(target: ast.expr) -> ast.expr | None:
@@ -346,10 +312,6 @@ def seen_method(owner: Any, name: str) -> Callable[..., Any]:
         return found
 
     return seen_call
-
-
-SEEN_NAMES: dict[str, Any] = {VALUE_NAME: seen_value, METHOD_NAME: seen_method}
-"""What transformed code calls."""
 
 
 class CheckedCell:
@@ -401,7 +363,7 @@ class CheckedCell:
             accesses=accesses,
             names=tuple(self._names),
             notebook_names=tuple(self._notebook_names),
-            count=count,
+            total=count,
             broadcasts=broadcasts,
         )
 
@@ -461,12 +423,9 @@ def checking(cell: ObservedCell) -> Iterator[CheckedCell]:
     """Record a cell's accesses to shared arrays while the block runs."""
     check, code = CheckedCell(cell), SeenCode()
     cell.transformers.append(code)
-    cell.variables.update(SEEN_NAMES)
     try:
         with check.recording():
             yield check
     finally:
         if code in cell.transformers:
             cell.transformers.remove(code)
-        for name in SEEN_NAMES:
-            cell.variables.pop(name, None)

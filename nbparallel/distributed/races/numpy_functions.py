@@ -1,4 +1,4 @@
-"""Functions of numpy that traced arrays are passed to: what each reads and writes.
+"""Functions of numpy that traced arrays are passed to, and methods of arrays: what each reads and writes.
 
 A function whose result is a view of an argument has not read it.  Any other reads all arrays that it is
 passed, `out` is written, and the tables name those that read less, or write into an argument.
@@ -13,7 +13,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nbparallel.distributed.races.access_log import READ, WRITE
 from nbparallel.distributed.races.access_recorder import offsets_at
@@ -25,6 +24,7 @@ from nbparallel.distributed.races.traced_array import (
     read,
     recorder,
     replaced,
+    seen,
     touch,
     touch_at,
     trace,
@@ -77,30 +77,19 @@ def _record_at(inputs: Any, arguments: list[Any]) -> None:
 
 
 def _record_where(method: str, inputs: Any, out: Any, given: Any, where: Any) -> None:
+    """Record what a mask chooses, to whose shape arguments are broadcast."""
     read(given)
-    mask = np.asarray(where, bool)
-    outputs = [x for x in out or () if x is not None]
+    touched = [(x, READ) for x in inputs]
     if method == "__call__":
-        shape = np.broadcast_shapes(mask.shape, *(np.shape(x) for x in (*inputs, *outputs)))
-    else:
-        shape = np.broadcast_shapes(mask.shape, np.shape(inputs[0]))
-    chosen = np.broadcast_to(mask, shape)
-    for x in inputs:
-        touch_where(x, chosen, READ)
-    for x in outputs:
-        if method == "__call__":
-            touch_where(x, chosen, WRITE)
-        else:
-            touch(x, WRITE)  # a reduction writes all of its result
-
-
-def touch_where(x: Any, mask: npt.NDArray[np.bool_], kind: int) -> None:
-    """Record that an argument is touched where a mask says so, to whose shape it is broadcast."""
-    to = recorder()
-    if type(x) is not TracedArray or to is None:
-        return
-    wide = np.broadcast_to(plain(x), mask.shape)
-    to.elements(plain(x), offsets_at(wide, mask), kind, _SEVERAL)
+        touched += [(x, WRITE) for x in out or () if x is not None]
+    else:  # a reduction writes all of its result
+        for x in out or ():
+            touch(x, WRITE)
+    shape = np.broadcast_shapes(np.shape(where), *(np.shape(x) for x, _ in touched))
+    chosen, to = np.broadcast_to(np.asarray(where, bool), shape), recorder()
+    for x, kind in touched:
+        if type(x) is TracedArray and to is not None:
+            to.elements(plain(x), offsets_at(np.broadcast_to(plain(x), shape), chosen), kind, _SEVERAL)
 
 
 TracedArray.__array_ufunc__ = _array_ufunc  # type: ignore[method-assign]
@@ -113,14 +102,10 @@ Effect = Callable[[Arguments, Arguments], None]
 
 def _take(given: Arguments, plain: Arguments) -> None:
     read(given["indices"])
-    array, indices = plain["a"], np.asarray(plain["indices"]).astype(np.int64)
-    axis, mode = plain.get("axis"), plain.get("mode", "raise")
-    if type(given["a"]) is not TracedArray or not indices.size:
-        return
-    size = array.size if axis is None else array.shape[axis]
-    at = np.clip(indices, 0, size - 1) if mode in ("clip", 1) else indices % size
-    key: Any = (*(slice(None),) * (axis % array.ndim), at) if axis is not None else None
-    touch_at(given["a"], np.unravel_index(at, array.shape) if key is None else key, READ)
+    array = plain["a"]
+    if type(given["a"]) is TracedArray:
+        taken = np.take(**{**plain, "a": np.arange(array.size).reshape(array.shape), "out": None})
+        touch_at(given["a"], np.unravel_index(taken, array.shape), READ)
 
 
 def _writing(function: Callable[..., Any], target: str, value: str) -> Effect:
@@ -151,12 +136,10 @@ def _fill(given: Arguments, plain: Arguments) -> None:
     touch(given["a"], WRITE, plain["value"])
 
 
-def _full_like(given: Arguments, plain: Arguments) -> None:
-    read(given.get("fill_value"))
-
-
 EFFECTS: dict[str, Effect] = {
-    "copyto": _writing(np.copyto, "dst", "src"), "fill": _fill, "full_like": _full_like,
+    "copyto": _writing(np.copyto, "dst", "src"), "fill": _fill,
+    "fill_diagonal": _writing(np.fill_diagonal, "a", "val"),
+    "full_like": lambda given, _: read(given.get("fill_value")),
     "place": _writing(np.place, "arr", "vals"), "put": _writing(np.put, "a", "v"),
     "putmask": _writing(np.putmask, "a", "values"), "take": _take,
 }  # fmt: skip
@@ -172,7 +155,7 @@ METADATA = frozenset({
 """Look at shape, dtype and place of their arrays only."""
 COMPOSED = frozenset({
     "all", "amax", "amin", "any", "max", "mean", "min", "prod", "std", "sum", "var", "sometrue", "alltrue",
-    "apply_along_axis", "apply_over_axes", "extract", "fill_diagonal", "put_along_axis",
+    "apply_along_axis", "apply_over_axes", "extract", "put_along_axis",
     "take_along_axis", "tril", "triu",
 })  # fmt: skip
 """Written in Python, with steps that are all seen: they get the traced arrays."""
@@ -269,3 +252,116 @@ def retraced(found: Any, inputs: Iterable[TracedArray]) -> Any:
 
 
 TracedArray.__array_function__ = _array_function  # type: ignore[method-assign]
+
+
+# Methods that go through neither ufuncs nor array functions: what each reads and writes.
+
+_OUT = ("a", "axis", "out")
+READING: dict[str, tuple[str, ...]] = {
+    "argmax": _OUT, "argmin": _OUT, "argpartition": (), "argsort": (), "astype": (),
+    "byteswap": ("a", "inplace"), "choose": ("a", "choices", "out", "mode"),
+    "compress": ("a", "condition", "axis", "out"), "copy": (),
+    "cumprod": ("a", "axis", "dtype", "out"), "cumsum": ("a", "axis", "dtype", "out"),
+    "dot": ("a", "b", "out"), "dump": (), "dumps": (), "fill": ("a", "value"), "flatten": (), "nonzero": (),
+    "put": ("a", "ind", "v", "mode"), "repeat": (), "round": ("a", "decimals", "out"), "searchsorted": (),
+    "take": ("a", "indices", "axis", "out", "mode"), "tobytes": (), "tofile": (), "tolist": (),
+    "tostring": (), "trace": ("a", "offset", "axis1", "axis2", "dtype", "out"), "__bool__": (),
+    "__complex__": (), "__copy__": (), "__deepcopy__": (), "__float__": (), "__format__": (),
+    "__index__": (), "__int__": (), "__reduce__": (), "__reduce_ex__": (), "__repr__": (), "__str__": (),
+}  # fmt: skip
+"""Read, and return something new: with the names of their arguments, as the function of numpy has them."""
+VIEWS = (
+    "diagonal", "getfield", "newbyteorder", "reshape", "ravel", "squeeze", "swapaxes", "to_device",
+    "transpose",
+)  # fmt: skip
+"""Return a view, which is no access; `reshape` and `ravel` copy where they must."""
+WRITING = ("sort", "partition")
+"""Read and write all elements."""
+EXPOSING = (
+    "data", "ctypes", "flat", "__array__", "__array_interface__", "__array_struct__", "__buffer__",
+    "__dlpack__",
+)  # fmt: skip
+"""Give the memory away: CPython asks for a `__buffer__` from 3.12 on."""
+
+
+def _reading_method(name: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+    original: Any = getattr(np.ndarray, name, None)
+    special = name if name in EFFECTS or name in IN_PLACE else ""
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        return call_recorded(original, special, parameters, (self, *args), options)
+
+    return method
+
+
+def _writing_method(name: str) -> Callable[..., Any]:
+    reading = _reading_method(name, ())
+
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        found = reading(self, *args, **options)
+        touch(self, WRITE)
+        return found
+
+    return method
+
+
+def _view(self: Any, *args: Any, **options: Any) -> Any:
+    """Return a view: traced, but for one of another class, which numpy does not show."""
+    found = np.ndarray.view(self, *args, **options)
+    if type(found) is np.ndarray:
+        return trace(found)
+    if type(found) is not TracedArray:
+        expose(self, f"{type(found).__module__}.{type(found).__name__}")
+    return found
+
+
+def _item(self: Any, *args: Any) -> Any:
+    found = plain(self).item(*args)
+    key: Any = args[0] if len(args) == 1 else args
+    touch_at(self, key if type(key) is tuple else np.unravel_index(key % self.size, self.shape), READ)
+    return found
+
+
+def _bytes(self: Any) -> bytes:
+    touch(self, READ)
+    return bytes(plain(self))
+
+
+def _settable(get: Callable[[Any], Any]) -> property:
+    """Return a property to all of whose elements can be assigned."""
+
+    def put(self: Any, value: Any) -> None:
+        get(self)[...] = seen(value)
+
+    return property(get, put)
+
+
+def _exposing(name: str) -> Callable[[Any], Any]:
+    """Return what gets an attribute that gives the memory away: from now on it may be read, and written."""
+    door = "memoryview" if name == "__buffer__" else name
+
+    def get(self: Any) -> Any:
+        expose(self, door)
+        return getattr(plain(self), name)
+
+    return get
+
+
+def expose(array: Any, door: str) -> None:
+    """Record that code that numpy does not see may touch the memory of an array until the cell ends."""
+    to = recorder()
+    if to is not None and type(array) is TracedArray:
+        to.expose(plain(array), door)
+
+
+_METHODS: dict[str, Any] = {
+    **{name: _reading_method(name, READING.get(name, ())) for name in (*READING, *VIEWS)},
+    **{name: _writing_method(name) for name in WRITING},
+    **{name: property(_exposing(name)) for name in EXPOSING}, "flat": _settable(_exposing("flat")),
+    **{name: _settable(getattr(np.ndarray, name).__get__) for name in ("real", "imag")},
+    "item": _item, "view": _view,
+}  # fmt: skip
+for _name, _method in _METHODS.items():
+    if hasattr(np.ndarray, _name):  # in this version of numpy
+        setattr(TracedArray, _name, _method)
+setattr(TracedArray, "__bytes__", _bytes)  # noqa: B010  which plain ones do not need

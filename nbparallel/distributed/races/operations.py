@@ -17,7 +17,7 @@ import enum
 import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -164,15 +164,8 @@ class OperationOrder:
         self.broadcasts: list[BroadcastArray] = []
         self._pending: list[list[Any]] = []
 
-    def publish(self, key: Key) -> None:
-        """End an interval: those that acquire the key come after it."""
-        self._add(Publish(key))
-
-    def acquire(self, keys: Iterable[Key]) -> None:
-        """End an interval: what follows is after all that was published under the keys."""
-        self._add(Acquire(tuple(keys)))
-
-    def _add(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
+        """End an interval by an event."""
         self._touch()
         self.events.append(event)
         self.recorder.next_interval()
@@ -223,7 +216,7 @@ class OrderedLocks:
         abandoned = self._table.acquire(name, deadline_ns, token)
         self._turns[name] += 1
         turn = ("lock", name, self._rank, self._turns[name])
-        self._order.acquire([("turn", *turn, time.monotonic_ns())])
+        self._order.add(Acquire((("turn", *turn, time.monotonic_ns()),)))
         self._held[name] = token
         return abandoned
 
@@ -240,7 +233,7 @@ class OrderedLocks:
 
     def _publish(self, name: str) -> None:
         if self._held.pop(name, None) is not None:
-            self._order.publish(("lock", name, self._rank, self._turns[name]))
+            self._order.add(Publish(("lock", name, self._rank, self._turns[name])))
 
 
 Options = dict[str, Any]
@@ -265,7 +258,7 @@ class CheckedOperations:
         self._sent: Counter[Key] = Counter()
         self._received: Counter[Key] = Counter()
         for message in communicator.waiting_messages():  # of earlier cells: nothing here has sent them
-            self._received[message.source, message.tag, message.group] -= 1
+            self._received["message", message.source, communicator.rank, message.tag, message.group] -= 1
         self._inside = False
 
     @contextmanager
@@ -286,7 +279,9 @@ class CheckedOperations:
         checked = MESSAGES.get(name, CheckedOperations._collective)
 
         def observed(*args: Any, **options: Any) -> Any:
-            if self._inside or (bound := _bound(name, args, options)) is None:
+            bound = None if self._inside else _bound(name, args, options)
+            members = () if bound is None else self._members(bound.get("group"))
+            if bound is None or self._communicator.rank not in members:
                 return call(*args, **options)  # an operation that is made of others is one; or it raises
             self._inside = True
             try:
@@ -300,19 +295,17 @@ class CheckedOperations:
 
     def _collective(self, name: str, call: Call, bound: Options) -> Any:
         effect, members = COLLECTIVES.get(name, Effect(Order.ALL)), self._members(bound.get("group"))
-        if members is None or self._communicator.rank not in members:
-            return call(**bound)  # which raises
-        root = self._root(bound, members)
+        root = self._named(bound, members, "src", "dst")
         reads, fills = _roles(effect, bound, self._communicator.rank == root)
-        self._read(reads)
+        self._touch(reads, READ)
         published, acquired = self._keys(effect.order, bound.get("group"), members, root)
         if published is not None:
-            self._order.publish(published)
+            self._order.add(Publish(published))
         arrays, filled = PlainArguments(), list(arrays_in(fills))
         value = call(**arrays.plain(bound))
         is_async = bound.get("async_op")
         if acquired and not is_async:
-            self._order.acquire(acquired)
+            self._order.add(Acquire(acquired))
         if name == "broadcast":
             key = self._key(bound.get("group"), members, root)
             for array in arrays_in(bound.get("tensor")):
@@ -321,7 +314,7 @@ class CheckedOperations:
         if is_async:
             self._until_waited(value, list(acquired), filled, arrays)
             return value
-        self._write(filled)
+        self._touch(filled, WRITE)
         return arrays.original(value)
 
     def _key(self, group: Any, members: tuple[int, ...], member: int) -> Key:
@@ -329,27 +322,24 @@ class CheckedOperations:
         tag = group.tag if group is not None else ""
         return ("collective", members, tag, self._calls[members, tag], member)
 
-    def _read(self, values: Any) -> None:
+    def _touch(self, values: Any, kind: int) -> None:
         for array in arrays_in(values):
-            self._recorder.touch(array, READ)
+            self._recorder.touch(array, kind)
 
-    def _write(self, values: Any) -> None:
-        for array in arrays_in(values):
-            self._recorder.touch(array, WRITE)
-
-    def _members(self, group: Any) -> tuple[int, ...] | None:
+    def _members(self, group: Any) -> tuple[int, ...]:
+        """Return the ranks of a group; none if it is none."""
         if group is None:
             return tuple(range(self._communicator.world_size))
-        return group.ranks if isinstance(group, Group) else None
+        return group.ranks if isinstance(group, Group) else ()
 
-    def _root(self, bound: dict[str, Any], members: tuple[int, ...]) -> int:
-        """Return the root that a call names; -1 if it names none that there is."""
-        for name in ("src", "dst"):
-            if isinstance(bound.get(name), int):
-                return int(bound[name])
-            place = bound.get(f"group_{name}")
-            if isinstance(place, int):
+    def _named(self, bound: Options, members: tuple[int, ...], *names: str) -> int:
+        """Return the rank that a call names, by default the first member; -1 if there is none."""
+        for name in names:
+            rank, place = bound.get(name), bound.get(f"group_{name}")
+            if isinstance(place, int | np.integer):
                 return members[place] if 0 <= place < len(members) else -1
+            if isinstance(rank, int | np.integer):
+                return int(rank) if 0 <= rank < self._communicator.world_size else -1
         return members[0]
 
     def _keys(
@@ -383,7 +373,7 @@ class CheckedOperations:
                 end_filling()
                 work._value = arrays.original(work._value)
                 if keys:
-                    self._order.acquire(keys)
+                    self._order.add(Acquire(tuple(keys)))
 
         def ordered_wait(timeout: Any = None) -> bool:
             done = wait(timeout)
@@ -401,53 +391,38 @@ class CheckedOperations:
 
     # -- messages --------------------------------------------------------------------------------------
 
-    def _publish_message(self, receiver: int | None, tag: Any, group: Any) -> None:
-        if receiver is not None:
-            self._sent[receiver, tag, word_of(group)] += 1
-            number = self._sent[receiver, tag, word_of(group)]
-            rank = self._communicator.rank
-            self._order.publish(("message", rank, receiver, tag, word_of(group), number))
+    def _publish_message(self, bound: Options) -> None:
+        receiver = self._named(bound, self._members(bound.get("group")), "dst")
+        if receiver >= 0:
+            key = self._message(self._sent, self._communicator.rank, receiver, bound)
+            self._order.add(Publish(key))
 
-    def _message(self, source: int, tag: Any, group: Any) -> tuple[Key, ...]:
-        """Return the key of the message that this rank has received now."""
-        self._received[source, tag, word_of(group)] += 1
-        number = self._received[source, tag, word_of(group)]
-        return (("message", source, self._communicator.rank, tag, word_of(group), number),)
+    def _message(self, counts: Counter[Key], source: int, receiver: int, bound: Options) -> Key:
+        """Return the key of the message that this rank sends, or has received, now."""
+        key = "message", source, receiver, bound.get("tag", 0), word_of(bound.get("group"))
+        counts[key] += 1
+        return (*key, counts[key])
 
-    def _receiver_of(self, bound: dict[str, Any]) -> int | None:
-        """Return the rank to which a call sends; None if there is none."""
-        dst, members = bound.get("dst", MISSING), self._members(bound.get("group"))
-        if members is None:
-            return None
-        if isinstance(place := bound.get("group_dst"), int):
-            return members[place] if 0 <= place < len(members) else None
-        if dst is MISSING:
-            return members[0]
-        return int(dst) if isinstance(dst, int) and 0 <= dst < self._communicator.world_size else None
+    def _received_from(self, source: int, bound: Options) -> Key:
+        return self._message(self._received, source, self._communicator.rank, bound)
 
     def _send(self, name: str, call: Call, bound: Options) -> Any:
         """Of `isend` the value is read when it begins."""
         if not bound.get("view"):  # a view is read where it is received
-            self._read((bound.get("tensor"), bound.get("object_list")))
-        self._publish_message(self._receiver_of(bound), bound.get("tag", 0), bound.get("group"))
+            self._touch(bound.get("tensor"), READ)
+        self._publish_message(bound)
         return call(**PlainArguments().plain(bound))
 
     def _recv(self, name: str, call: Call, bound: Options) -> Any:
         arrays, tensor, return_source = PlainArguments(), bound.get("tensor"), bound.get("return_source")
         value, source = call(**arrays.plain(bound) | {"return_source": True})
         value = arrays.original(value)
-        if source is not None:
-            self._order.acquire(self._message(source, bound.get("tag", 0), bound.get("group")))
-            self._write(tensor)
+        if source >= 0:  # else `PROC_NULL`
+            self._order.add(Acquire((self._received_from(source, bound),)))
+            self._touch(tensor, WRITE)
         if return_source:
             return value, source
         return value if tensor is None else source
-
-    def _recv_object_list(self, name: str, call: Call, bound: Options) -> int | None:
-        source: int | None = call(**bound)
-        if source is not None:
-            self._order.acquire(self._message(source, 0, bound.get("group")))
-        return source
 
     def _irecv(self, name: str, call: Call, bound: Options) -> Work:
         """Receive into an array, which is filled at any time until it was waited for."""
@@ -458,35 +433,22 @@ class CheckedOperations:
 
         def noted(value: Any = None, source: int = -1) -> None:
             if source >= 0:
-                keys.extend(self._message(source, bound.get("tag", 0), bound.get("group")))
+                keys.append(self._received_from(source, bound))
             finish(value, source)
 
         if work.done and work._source >= 0:
-            keys.extend(self._message(work._source, bound.get("tag", 0), bound.get("group")))
+            keys.append(self._received_from(work._source, bound))
         work.finish = noted  # type: ignore[method-assign]  # matched later, perhaps before an earlier one
         self._until_waited(work, keys, list(arrays_in(bound.get("tensor"))), arrays)
         return work
 
-    def _sendrecv(self, name: str, call: Call, bound: Options) -> Any:
-        tag, group, arrays = bound.get("tag", 0), bound.get("group"), PlainArguments()
-        self._read(bound.get("tensor"))
-        self._publish_message(self._receiver_of(bound), tag, group)
-        received = call(**arrays.plain(bound))
-        if bound.get("src", MISSING) is not None:
-            expected = tag if bound.get("recv_tag") is None else bound["recv_tag"]
-            self._order.acquire(self._message(self._communicator.last_source, expected, group))
-            self._write(bound.get("output"))
-        return arrays.original(received)
-
 
 MESSAGES: dict[str, Callable[[CheckedOperations, str, Call, Options], Any]] = {
-    "send": CheckedOperations._send, "isend": CheckedOperations._send,
-    "send_object_list": CheckedOperations._send, "recv": CheckedOperations._recv,
-    "recv_object_list": CheckedOperations._recv_object_list, "irecv": CheckedOperations._irecv,
-    "sendrecv": CheckedOperations._sendrecv,
+    "send": CheckedOperations._send, "isend": CheckedOperations._send, "recv": CheckedOperations._recv,
+    "irecv": CheckedOperations._irecv,
 }  # fmt: skip
 """Operations between two ranks: before `send`, after `recv`."""
-COMPOSED = ("batch_isend_irecv",)
+COMPOSED = ("batch_isend_irecv", "recv_object_list", "send_object_list", "sendrecv")
 """Made of others that are observed."""
 OBSERVED = tuple(name for name in OPERATIONS if name not in (*UNORDERED, *COMPOSED))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -13,10 +13,11 @@ from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Acces
 from nbparallel.distributed.races.array_names import ArrayNames, Place
 from nbparallel.distributed.races.byte_sets import Overlap
 from nbparallel.distributed.races.walk import MOST_MEETINGS, Conflict, Walk, join_logs
+from nbparallel.errors import rank_list
 from nbparallel.errors.text.escaping import escape_html, visible
 
 MOST_SHOWN = 5
-"""Races of a report, and parts that were not checked."""
+"""Races of a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +67,21 @@ class RaceReport:
     @property
     def title(self) -> str:
         """How many races of which kind, in a line."""
-        counts = {"data race": 0, "possible race": 0, "harmless race": 0}
-        for race in self.races:
-            counts[
-                "harmless race" if race.harmless else "data race" if race.certain else "possible race"
-            ] += 1
-        parts = [f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items() if n]
+        counts = Counter(
+            "harmless race" if race.harmless else "data race" if race.certain else "possible race"
+            for race in self.races
+        )
+        parts = [f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items()]
         if not parts and not self.accesses:  # an error came first, or all arrays are private
             return "no race: no access to shared arrays was seen"
         return ", ".join(parts) or f"no race among {self.accesses:,} access{'es' * (self.accesses != 1)}"
 
     def lines(self) -> list[str]:
         """Return what stands below the title."""
-        lines = _few([str(race) for race in self.races])
-        lines += [f"not checked: {text}" for text in _few(list(self.not_checked))]
-        return lines
+        lines = [str(race) for race in self.races[:MOST_SHOWN]]
+        if len(self.races) > MOST_SHOWN:
+            lines.append(f"and {len(self.races) - MOST_SHOWN} more")
+        return [*lines, *(f"not checked: {text}" for text in self.not_checked)]
 
     def __str__(self) -> str:
         return visible("\n".join([self.title, *self.lines()]))
@@ -88,61 +89,17 @@ class RaceReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        items = "".join(f"<li>{_html(line)}</li>" for line in self.lines())
+        items = "".join(f"<li>{escape_html(line)}</li>" for line in self.lines())
+        items = re.sub(r"`([^`]*)`", r"<code>\1</code>", items)
         return f"<p><b>{escape_html(self.title)}</b></p>" + (f"<ul>{items}</ul>" if items else "")
 
 
-def _few(lines: list[str]) -> list[str]:
-    more = len(lines) - MOST_SHOWN
-    return lines if more <= 0 else [*lines[:MOST_SHOWN], f"and {more} more"]
-
-
-def _html(line: str) -> str:
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape_html(line))
-
-
-Kinds = frozenset[int]
-"""Of one rank's accesses, as the log has them."""
 BOTH = READ | WRITE
 _VERBS = {READ: ("read", "read"), WRITE: ("wrote", "written"), BOTH: ("read and wrote", "read and written")}
 
-LOCK = '`with dist.lock("{name}"):` around it, or add up your own and `all_reduce`'
-ONCE_OR_ADD = (
-    "if it is to be done once, each rank its own part (`dist.local_slice`), or a second array; "
-    'if all are to add to it, `with dist.lock("{name}"):` around it, or `all_reduce`'
-)
-LOCKS = '`with dist.lock("{name}"):` around each of the two'
-BARRIER_OR_ONE_LOCK = (
-    '`barrier()` between them if one is to come first, else `with dist.lock("{name}"):` around both together'
-)
-BARRIER_OR_LOCKS = f"`barrier()` between them if one is to come first, else {LOCKS}"
 OWN_PART = "have each rank write its own part: `dist.local_slice`"
-OWN_PART_OR_LOCK = OWN_PART + '; or `with dist.lock("{name}"):` around it'
 BARRIER = "`barrier()` between them"
-BARRIER_OR_OWN_PART = f"{BARRIER} if one is to come first, else {OWN_PART}"
-READ_FIRST = "have all ranks read first, then `barrier()`, then write; or write into a second array"
-A_COPY = "; if what it was passed to only reads, pass a copy"
-ONE_RANK = "harmless, one rank is enough"
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Name ranks.
-
-    >>> ranks_text([0]), ranks_text([0, 1]), ranks_text([0, 1, 2, 5])
-    ('rank 0', 'ranks 0 and 1', 'ranks 0-2 and 5')
-    """
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    parts: list[str] = []
-    for span in spans:
-        parts += [f"{span[0]}-{span[-1]}"] if len(span) > 2 else map(str, span)
-    if len(parts) == 1:
-        return f"rank{'s' * ('-' in parts[0])} {parts[0]}"
-    return f"ranks {', '.join(parts[:-1])} and {parts[-1]}"
+IF_IN_ORDER = f"{BARRIER} if one is to come first, else "
 
 
 def line_text(site: Site) -> str:
@@ -151,15 +108,10 @@ def line_text(site: Site) -> str:
     return f"{line} of {site.label}" if site.label else line
 
 
-def verb(kinds: Iterable[int]) -> str:
+def verb(kinds: Collection[int]) -> str:
     """Return what accesses did."""
-    surely = possibly = 0
-    for kind in kinds:
-        if kind & POSSIBLE:
-            possibly |= kind & BOTH
-        else:
-            surely |= kind & BOTH
-    possibly &= ~surely
+    surely = _bits(kind for kind in kinds if not kind & POSSIBLE)
+    possibly = _bits(kind for kind in kinds if kind & POSSIBLE) & ~surely
     parts = [_VERBS[surely][0]] if surely else []
     parts += [f"may have {_VERBS[possibly][1]}"] if possibly else []
     return " and ".join(parts)
@@ -180,22 +132,25 @@ def advice_for(
     `is_mutual`: ranks have written what they have read, as where each takes the next number and counts on.
     """
     is_one = "[" in place.indices and ":" not in place.indices
+    lock = f'`with dist.lock("{place.array or "name"}"):` around'
     if same_line:
         if first == second == WRITE:
-            advice = OWN_PART
-        elif not first == second == BOTH:
-            advice = READ_FIRST
-        elif not same_elements:
-            advice = OWN_PART_OR_LOCK
-        else:
-            advice = LOCK if is_one else ONCE_OR_ADD
-    elif is_mutual and is_one and not first & second & WRITE:
-        advice = BARRIER_OR_ONE_LOCK
-    elif first == second == BOTH:
-        advice = LOCKS if is_one else BARRIER_OR_LOCKS
-    else:
-        advice = BARRIER_OR_OWN_PART if first & second & WRITE else BARRIER
-    return advice.format(name=place.array or "name")
+            return OWN_PART
+        if not first == second == BOTH:
+            return "have all ranks read first, then `barrier()`, then write; or write into a second array"
+        if not same_elements:
+            return f"{OWN_PART}; or {lock} it"
+        if is_one:
+            return f"{lock} it, or add up your own and `all_reduce`"
+        return (
+            "if it is to be done once, each rank its own part (`dist.local_slice`), or a second array; "
+            f"if all are to add to it, {lock} it, or `all_reduce`"
+        )
+    if is_mutual and is_one and not first & second & WRITE:
+        return f"{IF_IN_ORDER}{lock} both together"
+    if first == second == BOTH:
+        return f"{IF_IN_ORDER * (not is_one)}{lock} each of the two"
+    return f"{IF_IN_ORDER}{OWN_PART}" if first & second & WRITE else BARRIER
 
 
 def joined(parts: Sequence[str]) -> str:
@@ -305,7 +260,7 @@ def _race(fold: _Fold) -> Race:
         is_mutual=len(group.sides[first]) > 1 and group.sides[first].keys() <= readers,
     )
     if not fold.certain and any(kind & POSSIBLE and kind & WRITE for kind in set().union(*done.values())):
-        advice += A_COPY
+        advice += "; if what it was passed to only reads, pass a copy"
     return Race(
         array=group.place.array,
         indices=group.place.indices,
@@ -316,7 +271,7 @@ def _race(fold: _Fold) -> Race:
         certain=fold.certain,
         harmless=fold.harmless,
         sentence=sentence,
-        advice=ONE_RANK if fold.harmless else advice,
+        advice="harmless, one rank is enough" if fold.harmless else advice,
     )
 
 
@@ -346,7 +301,7 @@ def _group_kinds(group: _Group, first: Site, second: Site) -> tuple[int, int]:
 def _sentence(fold: _Fold, group: _Group, first: Site, second: Site) -> str:
     """Return what happened at one place."""
     if fold.harmless:
-        return f"{group.place}: {ranks_text(group.ranks)} each stored the same number on {line_text(first)}."
+        return f"{group.place}: {rank_list(group.ranks)} each stored the same number on {line_text(first)}."
     doing = _on_one_line(group, first) if first == second else _on_two_lines(group, (first, second))
     them = "them" if len(group.ranks) > 2 or doing.startswith("ranks") else "the two"
     text = f"{group.place}: {doing}, and nothing orders {them}."
@@ -362,9 +317,9 @@ def _on_one_line(group: _Group, site: Site) -> str:
     where = f"on {line_text(site)}{door_text(site, frozenset().union(*alike))}"
     if len(alike) == 1:
         ((kinds, ranks),) = alike.items()
-        return f"{ranks_text(ranks)} each {verb(kinds)} it {where}"
+        return f"{rank_list(ranks)} each {verb(kinds)} it {where}"
     order = sorted(alike, key=lambda kinds: (not _bits(kinds) & WRITE, min(alike[kinds])))
-    return f"{joined([f'{ranks_text(alike[kinds])} {verb(kinds)} it' for kinds in order])} {where}"
+    return f"{joined([f'{rank_list(alike[kinds])} {verb(kinds)} it' for kinds in order])} {where}"
 
 
 def _on_two_lines(group: _Group, sites: tuple[Site, Site]) -> str:
@@ -377,12 +332,12 @@ def _on_two_lines(group: _Group, sites: tuple[Site, Site]) -> str:
             (place,) = touched
             if place != group.place and place.array and place.is_exact:
                 what = str(place)
-        parts.append(f"{ranks_text(side)} {verb(kinds)} {what} on {line_text(site)}{door_text(site, kinds)}")
+        parts.append(f"{rank_list(side)} {verb(kinds)} {what} on {line_text(site)}{door_text(site, kinds)}")
     return ", ".join(parts)
 
 
 def _alike(others: Sequence[_Group], *, complete: bool) -> str:
-    named = [f"{group.place} ({ranks_text(group.ranks)})" for group in others[:MOST_ALIKE]]
+    named = [f"{group.place} ({rank_list(group.ranks)})" for group in others[:MOST_ALIKE]]
     more = len(others) - len(named)
     if not complete:
         named.append("many more places")
@@ -411,7 +366,7 @@ def compare(
     walk.run()
     return RaceReport(
         races=fold_conflicts(walk.conflicts.values(), [log.rank for log in joined_logs], array_names),
-        accesses=sum(log.count for log in joined_logs),
+        accesses=sum(log.total for log in joined_logs),
         not_checked=(
             *_lost(lost),
             *(["the rest of the cell, because too many accesses are in no order"] * walk.is_cut_short),
@@ -421,4 +376,4 @@ def compare(
 
 def _lost(ranks: Collection[int]) -> list[str]:
     its = "its" if len(ranks) == 1 else "their"
-    return [f"what {ranks_text(ranks)} did: {its} log was lost"] if ranks else []
+    return [f"what {rank_list(ranks)} did: {its} log was lost"] if ranks else []

@@ -7,7 +7,7 @@
     x[2:5] = 1            __setitem__      written
     x += y, np.sin(x)     __array_ufunc__ (`ufunc_calls`)            read, and `out` written
     np.sort(x)            __array_function__ (`numpy_functions`)
-    x.sort(), x.tolist()  methods of C that go through none of these (`array_methods`)
+    x.sort(), x.tolist()  methods of C that go through none of these (`numpy_functions`)
     np.asarray(x)         doors: functions that look at the memory itself (`checked_cell`)
     private[:] = x[2:5]   numpy asks nothing: the cell's code does (`checked_cell`)
 
@@ -33,7 +33,6 @@ AnyArray = npt.NDArray[Any]
 _get: Any = np.ndarray.__getitem__
 _set: Any = np.ndarray.__setitem__
 _view: Any = np.ndarray.view
-_interface_of: Any = np.ndarray.__array_interface__.__get__
 _base_of: Any = np.ndarray.base.__get__
 _BASIC = frozenset({int, slice, NoneType, EllipsisType, np.int64, np.int32, np.uint64, np.uint32})
 """Types of which an index makes a view."""
@@ -51,12 +50,11 @@ _serials = count(1)
 def recording(recorder: AccessRecorder) -> Iterator[None]:
     """Have traced arrays record what is done with them while the block runs."""
     global _recorder, _serial
-    former = _recorder, _serial
     _recorder, _serial = recorder, next(_serials)
     try:
         yield
     finally:
-        _recorder, _serial = former
+        _recorder = None
 
 
 def recorder() -> AccessRecorder | None:
@@ -94,25 +92,16 @@ class TracedArray(np.ndarray[Any, Any]):
             return None
         if type(value) not in _SCALARS:
             value = seen(value)
-        kind = type(key)
-        if kind is tuple:
-            single = len(key) == self.ndim
-            for part in key:
-                if type(part) not in _BASIC:
-                    return _set_other(self, key, value)
-                if single and (part is None or part is Ellipsis or type(part) is slice):
-                    single = False
-        elif kind in _BASIC:
-            single = self.ndim == 1 and key is not None and key is not Ellipsis and kind is not slice
-        else:
-            return _set_other(self, key, value)
+        for part in key if type(key) is tuple else (key,):
+            if type(part) not in _BASIC:
+                return _set_other(self, key, value)
         _set(self, key, value)
-        if single:
-            place = place_of_part(self, key)
-            if place is not None:
+        taken = _get(self, key)
+        if type(taken) is not TracedArray:
+            if (place := place_of_part(self, key)) is not None:
                 _recorder.element(place, self.itemsize, WRITE, one_value(value))
-        elif (part := _get(self, key)).size and (place := place_of_part(self, key)) is not None:
-            _recorder.touch_at(place, part, WRITE, value)  # as `touch` does, which would ask where it lies
+        elif taken.size and (place := place_of_part(self, key)) is not None:
+            _recorder.touch_at(place, taken, WRITE, value)  # as `touch` does, which would ask where it lies
         return None
 
 
@@ -123,44 +112,30 @@ def _get_other(array: TracedArray, key: Any) -> Any:
     """Return what another index takes: an array of indices, a mask, names of fields, …."""
     key = seen(key)
     found = _get(array, key)
-    if not array.size or (type(found) is TracedArray and np.may_share_memory(found, array)):
+    if type(found) is TracedArray and np.may_share_memory(found, array):
         return found  # names of fields, or whole numbers of another type
-    if _recorder is not None:
-        _touch_elements(_recorder, array, key, READ)
+    touch_at(array, key, READ)
     return plain(found) if type(found) is TracedArray else found
 
 
 def _set_other(array: TracedArray, key: Any, value: Any) -> None:
     key = seen(key)
     _set(array, key, value)
-    if _recorder is None or not array.size:
-        return
     part = _get(array, key)
     if type(part) is TracedArray and np.may_share_memory(part, array):
         touch(part, WRITE, value)
     else:
-        _touch_elements(_recorder, array, key, WRITE, value)
-
-
-def _touch_elements(to: AccessRecorder, array: AnyArray, key: Any, kind: int, value: Any = None) -> None:
-    to.elements(plain(array), offsets_at(plain(array), key), kind, value)
+        touch_at(array, key, WRITE, value)
 
 
 def touch_at(array: Any, key: Any, kind: int, value: Any = None) -> None:
     """Record that what an index takes is touched, if the array is traced."""
     if _recorder is not None and type(array) is TracedArray:
-        _touch_elements(_recorder, array, key, kind, value)
+        array = plain(array)
+        _recorder.elements(array, offsets_at(array, key), kind, value)
 
 
 # -- where it lies ---------------------------------------------------------------------------------------
-
-
-def address_of(array: AnyArray) -> int:
-    """Return the address of the element with all indices 0; no access."""
-    if array.dtype.names is None:
-        address: int = _interface_of(array)["data"][0]
-        return address
-    return plain(array).ctypes.data
 
 
 def place_of(array: TracedArray) -> _Place | None:
@@ -171,7 +146,7 @@ def place_of(array: TracedArray) -> _Place | None:
             return place
     except AttributeError:
         pass
-    base, here = _base_of(array), address_of(array)
+    base, here = _base_of(array), plain(array).ctypes.data
     if type(base) is TracedArray:
         place_of(base)
         _, place, address = base._place
@@ -296,56 +271,3 @@ _SEEN: Replacements = {
     slice: lambda x: slice(seen(x.start), seen(x.stop), seen(x.step)),
 }
 _PLAIN: Replacements = {TracedArray: plain}
-
-
-class TracedFlat:
-    """A `numpy.flatiter` whose accesses are recorded."""
-
-    def __init__(self, array: TracedArray) -> None:
-        self._array, self._flat = array, plain(array).flat
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._flat, name)
-
-    def __len__(self) -> int:
-        return len(self._flat)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        at = self._flat.index
-        found = next(self._flat)
-        self._touch(at, READ)
-        return found
-
-    def copy(self, *args: Any, **options: Any) -> Any:
-        """Return all elements as a plain array."""
-        read(self._array)
-        return np.array(self._flat.copy(), *args, **options)
-
-    __array__ = copy
-
-    def _touch(self, key: Any, kind: int, value: object = None) -> None:
-        size = self._array.size
-        if size:
-            one = isinstance(key, int | np.integer)  # else what numpy takes of their numbers
-            at: Any = int(key) % size if one else np.arange(size)[key]
-            touch_at(self._array, np.unravel_index(at, self._array.shape), kind, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        key = seen(key)
-        found = self._flat[key]
-        self._touch(key, READ)
-        return found
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        key, value = seen(key), seen(value)
-        self._flat[key] = value
-        self._touch(key, WRITE, value)
-
-    def __eq__(self, other: object) -> Any:
-        return self.copy() == seen(other)
-
-    def __ne__(self, other: object) -> Any:
-        return self.copy() != seen(other)

@@ -9,22 +9,20 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from functools import reduce
+from operator import add, attrgetter
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from nbparallel.distributed.races.access_log import (
     POSSIBLE,
     WRITE,
     AccessLog,
     Acquire,
-    ArrayName,
     Box,
-    BroadcastArray,
     Elements,
     Key,
     MemoryAccess,
@@ -34,60 +32,31 @@ from nbparallel.distributed.races.access_log import (
 from nbparallel.distributed.races.byte_sets import ByteSet, Overlap, find_overlap
 
 
-@dataclass(slots=True)
-class RankLog:
-    """All that one rank has recorded in a cell."""
+def join_logs(logs: Iterable[AccessLog]) -> list[AccessLog]:
+    """Return the log of each rank, ascending, with what broadcasts have written: not into the root's memory.
 
-    rank: int
-    events: list[Publish | Acquire] = field(default_factory=list)
-    accesses: list[MemoryAccess] = field(default_factory=list)
-    """In the order of their intervals."""
-    names: dict[ArrayName, None] = field(default_factory=dict)
-    count: int = 0
-    broadcasts: list[BroadcastArray] = field(default_factory=list)
-
-
-def join_logs(logs: Iterable[AccessLog]) -> list[RankLog]:
-    """Return the log of each rank, ascending; the parts of a rank's log are in order."""
-    found: dict[int, RankLog] = {}
-    for log in sorted(logs, key=attrgetter("rank")):
-        joined = found.setdefault(log.rank, RankLog(log.rank))
-        joined.events += log.events
-        joined.accesses += log.accesses
-        joined.names.update(dict.fromkeys(log.names))
-        joined.count += log.count
-        joined.broadcasts += log.broadcasts
-    _fill_broadcasts(found.values())
-    return list(found.values())
-
-
-def _fill_broadcasts(ranks: Collection[RankLog]) -> None:
-    """Add the writes of broadcasts into memory that is not the root's own."""
+    The parts of a rank's log are in order.
+    """
+    parts: defaultdict[int, list[AccessLog]] = defaultdict(list)
+    for log in logs:
+        parts[log.rank].append(log)
     roots = {
         one.key: (one.access.segment, one.access.region)
-        for rank in ranks
-        for one in rank.broadcasts
-        if one.is_root
-    }
-    for rank in ranks:
-        rank.accesses += [
+        for own in parts.values() for log in own for one in log.broadcasts if one.is_root
+    }  # fmt: skip
+    joined = []
+    for rank, own in sorted(parts.items()):
+        whole = AccessLog(
+            rank, *(reduce(add, column) for column in zip(*(log[1:] for log in own), strict=True))
+        )
+        filled = [
             one.access
-            for one in rank.broadcasts
+            for one in whole.broadcasts
             if not one.is_root and roots.get(one.key) != (one.access.segment, one.access.region)
         ]
-        rank.accesses.sort(key=attrgetter("interval"))
-
-
-def _contended(ranks: Iterable[RankLog]) -> set[int]:
-    """Return the segments that several ranks have touched, one of which has written."""
-    written: set[int] = set()
-    ranks_of: defaultdict[int, set[int]] = defaultdict(set)
-    for log in ranks:
-        for segment, writes in {(access.segment, access.kind & WRITE) for access in log.accesses}:
-            ranks_of[segment].add(log.rank)
-            if writes:
-                written.add(segment)
-    return {segment for segment in written if len(ranks_of[segment]) > 1}
+        accesses = sorted((*whole.accesses, *filled), key=attrgetter("interval"))
+        joined.append(whole._replace(accesses=tuple(accesses)))
+    return joined
 
 
 Events = Sequence[Publish | Acquire]
@@ -138,9 +107,6 @@ class VectorClocks:
         if isinstance(event, Publish):
             snapshot = self.clocks[rank].copy()
             snapshot[rank] = self._position[rank] + 1
-            earlier = self._published.get(event.key)
-            if earlier is not None:
-                snapshot = list(map(max, snapshot, earlier))
             self._published[event.key] = tuple(snapshot)
             self._ready += self._waiting.pop(event.key, ())
             return True
@@ -170,7 +136,7 @@ def _previous_releases(events: Sequence[Events], published: set[Key]) -> Mapping
 
     A turn's key is ``("turn", "lock", name, rank, number, time in ns)``, that of its release ``("lock", name,
     rank, number)``.  A turn without a release, of a rank that died, is passed over: what came before it comes
-    before the next one, too.  Number 0 releases what an earlier cell has acquired.
+    before the next one, too.
     """
     turns: defaultdict[Key, list[tuple[int, Key, Key]]] = defaultdict(list)
     for own in events:
@@ -179,11 +145,10 @@ def _previous_releases(events: Sequence[Events], published: set[Key]) -> Mapping
                 for key in event.keys:
                     if key[:1] == ("turn",):
                         turns[key[1:3]].append((key[5], key, key[1:5]))
-    earlier = {key[:2]: key for key in published if key[:1] == ("lock",) and key[3] == 0} if turns else {}
     before: dict[Key, Key] = {}
-    for lock, found in turns.items():
+    for found in turns.values():
         found.sort(key=lambda turn: turn[0])
-        previous = earlier.get(lock)
+        previous: Key | None = None
         for _, key, release in found:
             if previous is not None:
                 before[key] = previous
@@ -239,8 +204,8 @@ class LineAccesses:
     """
 
     __slots__ = (
-        "_intervals", "_limit", "_needed_from", "_numbers", "entries", "kind", "newest", "number",
-        "opponents", "places", "possible", "rank", "site", "writes",
+        "_columns", "_limit", "_needed_from", "kind", "newest", "number", "opponents", "places", "possible",
+        "rank", "site", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -250,72 +215,62 @@ class LineAccesses:
         self.writes, self.possible = bool(kind & WRITE), bool(kind & POSSIBLE)
         self.newest = -1
         self.opponents: list[LineAccesses] = []
-        self.places: dict[object, KeptAccess] = {}
-        self.entries: list[KeptAccess] = []
         self._needed_from, self._limit = needed_from, FEW
-        self._clear_numbers()
+        self._clear()
 
-    def _clear_numbers(self) -> None:
-        self._intervals = array("q")
-        self._numbers = tuple(array("q") for _ in range(4))
+    def _clear(self) -> None:
+        self.places: dict[object, KeptAccess] = {}
+        self._columns = tuple(array("q") for _ in range(5))
 
     def keep(self, key: object, access: KeptAccess, interval: int, stored: bytes | None) -> None:
         """Keep an access as the last one to its place."""
         if access.slot < 0:
-            if len(self.entries) >= self._limit:
+            if len(self.places) >= self._limit:
                 self._forget()
-            self.places[key] = access
-            self._append(access)
+            self._append(key, access)
         elif stored != access.stored:
             access.differed = access.interval
         access.interval = self.newest = interval
         access.stored = stored
-        self._intervals[access.slot] = interval
+        self._columns[-1][access.slot] = interval
 
-    def _append(self, access: KeptAccess) -> None:
-        access.slot = len(self.entries)
-        self.entries.append(access)
-        self._intervals.append(access.interval)
-        touched = access.bytes
-        row = touched.start, touched.stop, touched.period, touched.run
-        for column, value in zip(self._numbers, row, strict=True):
+    def _append(self, key: object, access: KeptAccess) -> None:
+        access.slot, touched = len(self.places), access.bytes
+        self.places[key] = access
+        row = touched.start, touched.stop, touched.period, touched.run, access.interval
+        for column, value in zip(self._columns, row, strict=True):
             column.append(value)
 
     def _forget(self) -> None:
         """Forget the accesses that come before all that other ranks still do."""
         needed = self._needed_from(self.rank)
-        entries, self.entries = self.entries, []
-        self.places = {key: access for key, access in self.places.items() if access.interval >= needed}
-        self._clear_numbers()
-        for access in entries:
-            if access.interval >= needed:
-                self._append(access)
-        self._limit = max(FEW, 2 * len(self.entries))
+        kept = [(key, access) for key, access in self.places.items() if access.interval >= needed]
+        self._clear()
+        for key, access in kept:
+            self._append(key, access)
+        self._limit = max(FEW, 2 * len(kept))
 
     def near(self, touched: ByteSet, known: int) -> Iterator[KeptAccess]:
         """Yield accesses since an interval that may have bytes in common with others."""
-        start, stop = touched.start, touched.stop
-        if len(self.entries) > FEW:
-            for slot in self._near_slots(touched, known):
-                yield self.entries[slot]
+        start, stop, some = touched.start, touched.stop, self.places.values()
+        if len(some) > FEW:
+            slots = self._near_slots(touched, known)
+            kept = list(some) if slots else []
+            yield from (kept[slot] for slot in slots)
             return
-        for access in self.entries:
+        for access in some:
             if access.start < stop and access.stop > start and access.interval >= known:
                 yield access
 
     def _near_slots(self, touched: ByteSet, known: int) -> list[int]:
-        starts, stops, periods, runs = map(_as_array, self._numbers)
-        mask = (starts < touched.stop) & (stops > touched.start) & (_as_array(self._intervals) >= known)
-        slots = np.flatnonzero(mask)
+        columns = (np.frombuffer(column, np.int64) for column in self._columns)
+        starts, stops, periods, runs, intervals = columns
+        slots = np.flatnonzero((starts < touched.stop) & (stops > touched.start) & (intervals >= known))
         if touched.period and slots.size > 1:  # many columns of one array lie side by side, like the rows do
             apart = (touched.start - starts[slots]) % touched.period
             gap = (apart >= runs[slots]) & (touched.period - apart >= touched.run)
             slots = slots[~(gap & (periods[slots] == touched.period))]
         return slots.tolist()
-
-
-def _as_array(numbers: array[int]) -> npt.NDArray[np.int64]:
-    return np.frombuffer(numbers, np.int64)
 
 
 MOST_MEETINGS = 16
@@ -352,9 +307,13 @@ class Conflict:
     harmless: bool = True
     """Each time both have stored the same value."""
     meetings: dict[tuple[int, int], Meeting] = field(default_factory=dict)
-    """Some of them, by the identities of their places."""
-    is_full: bool = False
-    """More meetings would say nothing new."""
+    """The first `MOST_MEETINGS`, by the identities of their places."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether more meetings would say nothing new."""
+        possible = self.first.possible or self.second.possible
+        return len(self.meetings) >= MOST_MEETINGS and not self.harmless and (self.certain or possible)
 
 
 class Walk:
@@ -362,7 +321,7 @@ class Walk:
 
     Parameters
     ----------
-    logs : sequence of RankLog
+    logs : sequence of AccessLog
         Of all ranks.
     part_of : callable
         Returns the number of the named memory in which a byte of a segment lies.
@@ -373,9 +332,9 @@ class Walk:
         Those found.
     """
 
-    def __init__(self, logs: Sequence[RankLog], part_of: PartOf) -> None:
+    def __init__(self, logs: Sequence[AccessLog], part_of: PartOf) -> None:
         self.conflicts: dict[tuple[int, int, int], Conflict] = {}
-        self._logs, self._contended, self._part_of = logs, _contended(logs), part_of
+        self._logs, self._part_of = logs, part_of
         self._vectors = VectorClocks([log.events for log in logs])
         self._next = [0] * len(logs)
         self.lines: dict[tuple[int, int, Site, int], LineAccesses] = {}
@@ -393,9 +352,7 @@ class Walk:
             while following[rank] < len(accesses) and accesses[following[rank]].interval <= interval:
                 if len(self.conflicts) > MOST_CONFLICTS or self._work > MOST_WORK:
                     return
-                access = accesses[following[rank]]
-                if access.segment in self._contended:
-                    self._visit(rank, access)
+                self._visit(rank, accesses[following[rank]])
                 following[rank] += 1
 
     @property
@@ -453,7 +410,7 @@ class Walk:
         first, second = (line, other) if line.number < other.number else (other, line)
         key = first.number, second.number, self._part_of(segment, touched.start)
         conflict = self.conflicts.get(key)
-        if conflict is not None and conflict.is_full:
+        if conflict is not None and conflict.is_known:
             return
         for access in other.near(touched, known):
             overlap = self._overlap(access.bytes, touched)
@@ -466,8 +423,7 @@ class Walk:
             places = (touched, access.bytes) if first is line else (access.bytes, touched)
             if len(conflict.meetings) < MOST_MEETINGS:
                 conflict.meetings[id(places[0]), id(places[1])] = Meeting(*places, overlap)
-            elif not conflict.harmless and (conflict.certain or line.possible or other.possible):
-                conflict.is_full = True
+            elif conflict.is_known:
                 return
 
     def _overlap(self, one: ByteSet, other: ByteSet) -> Overlap | None:

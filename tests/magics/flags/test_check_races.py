@@ -7,7 +7,7 @@ import pytest
 from tests.harness.kernel import Kernel, RunningCell
 
 SETUP = "%load_ext nbparallel\nimport numpy as np\ncounter = np.zeros(2)\n%share counter"
-RACE = "`counter[0]`: ranks 0 and 1 each read and wrote it on line 2"
+RACE = "`counter[0]`: ranks 0-1 each read and wrote it on line 2"
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from nbparallel.distributed.races.access_log import (
     Publish,
     Site,
 )
-from nbparallel.distributed.races.report import RaceReport, compare, ranks_text, verb
+from nbparallel.distributed.races.report import RaceReport, compare, verb
 from tests.distributed.races.comparison.recorded import AnyArray, Recorded, play
 
 PROGRAMS: dict[str, tuple[int, str, dict[str, Any], list[str]]] = {
@@ -40,17 +40,17 @@ PROGRAMS: dict[str, tuple[int, str, dict[str, Any], list[str]]] = {
         3, "all writes total[10 * r:][:10] on 4; 0 reads total on 5; barrier; 1 reads total on 7",
         {"total": 30},
         ["`total[10:20]`: rank 1 wrote it on line 4, rank 0 read `total` on line 5, "
-         "and nothing orders the two. Likewise `total[20:30]` (ranks 0 and 2). → `barrier()` between them"],
+         "and nothing orders the two. Likewise `total[20:30]` (ranks 0, 2). → `barrier()` between them"],
     ),
     "parts that are one element too long": (
         4, "all writes a[5 * r:][:6] on 2", {"a": 20},
-        ["`a[5]`: ranks 0 and 1 each wrote it on line 2, and nothing orders them. "
-         "Likewise `a[10]` (ranks 1 and 2) and `a[15]` (ranks 2 and 3). "
+        ["`a[5]`: ranks 0-1 each wrote it on line 2, and nothing orders them. "
+         "Likewise `a[10]` (ranks 1-2) and `a[15]` (ranks 2-3). "
          "→ have each rank write its own part: `dist.local_slice`"],
     ),
     "too long, and added to: probably not what was meant, so a lock comes second": (
         2, "all adds a[4 * r:][:5] on 2", {"a": 9},
-        ["`a[4]`: ranks 0 and 1 each read and wrote it on line 2, and nothing orders them. "
+        ["`a[4]`: ranks 0-1 each read and wrote it on line 2, and nothing orders them. "
          '→ have each rank write its own part: `dist.local_slice`; or `with dist.lock("a"):` around it'],
     ),
     "rows and columns": (
@@ -83,23 +83,23 @@ PROGRAMS: dict[str, tuple[int, str, dict[str, Any], list[str]]] = {
     ),
     "each takes the next: a lock around one line alone lets two take the same number": (
         2, "all reads n on 3; all adds n on 4", {"n": 1},
-        ["`n[0]`: ranks 0 and 1 wrote it on line 4, ranks 0 and 1 read it on line 3, and nothing orders "
+        ["`n[0]`: ranks 0-1 wrote it on line 4, ranks 0-1 read it on line 3, and nothing orders "
          "them. → `barrier()` between them if one is to come first, else "
          '`with dist.lock("n"):` around both together',
-         "`n[0]`: ranks 0 and 1 each read and wrote it on line 4, and nothing orders them. "
+         "`n[0]`: ranks 0-1 each read and wrote it on line 4, and nothing orders them. "
          '→ `with dist.lock("n"):` around it, or add up your own and `all_reduce`'],
     ),
     "the largest of all: a barrier would let a smaller one win": (
         3, "all reads n on 2; 1 writes n on 3; 2 writes n on 3", {"n": 1},
-        ["`n[0]`: ranks 1 and 2 wrote it on line 3, ranks 0-2 read it on line 2, and nothing orders them. "
+        ["`n[0]`: ranks 1-2 wrote it on line 3, ranks 0-2 read it on line 2, and nothing orders them. "
          "→ `barrier()` between them if one is to come first, else "
          '`with dist.lock("n"):` around both together',
-         "`n[0]`: ranks 1 and 2 each wrote it on line 3, and nothing orders them. "
+         "`n[0]`: ranks 1-2 each wrote it on line 3, and nothing orders them. "
          "→ have each rank write its own part: `dist.local_slice`"],
     ),
     "a whole array is no counter: a lock alone would let each rank do the work once more": (
         2, "all adds m on 1", {"m": (2, 2)},
-        ["`m`: ranks 0 and 1 each read and wrote it on line 1, and nothing orders them. → "
+        ["`m`: ranks 0-1 each read and wrote it on line 1, and nothing orders them. → "
          "if it is to be done once, each rank its own part (`dist.local_slice`), or a second array; "
          'if all are to add to it, `with dist.lock("m"):` around it, or `all_reduce`'],
     ),
@@ -133,7 +133,7 @@ def test_a_race_in_its_fields() -> None:
     (race,) = compare(play(4, program, grid=(32, 6)).logs()).races
     assert str(race) == (
         "`grid[7, :]`: rank 0 wrote `grid[0:8, :]` on line 5, rank 1 read `grid[7:17, :]` on line 3, "
-        "and nothing orders the two. Likewise `grid[8, :]` (ranks 0 and 1), `grid[15, :]` (ranks 1 and 2) "
+        "and nothing orders the two. Likewise `grid[8, :]` (ranks 0-1), `grid[15, :]` (ranks 1-2) "
         "and 3 more places. → `barrier()` between them"
     )
     assert (race.array, race.indices, race.lines, race.cells) == ("grid", "grid[7, :]", (5, 3), ("", ""))
@@ -237,7 +237,7 @@ def test_a_name_of_several_arrays() -> None:
         rank.write(memory[5 * rank.rank :][:7], 1)
         logs.append(rank.log((name_of("mine", memory[:7], offset=40 * rank.rank),)))
     (race,) = compare(logs).races
-    assert race.sentence.startswith("`mine[5:7]` of rank 0: ranks 0 and 1 each wrote it")
+    assert race.sentence.startswith("`mine[5:7]` of rank 0: ranks 0-1 each wrote it")
     assert (race.array, race.indices) == ("mine", "mine[5:7]")
     assert compare(logs, [name_of("memory", memory)]).races[0].sentence.startswith("`memory[5:7]`: ranks")
 
@@ -250,17 +250,17 @@ def test_many_places_of_a_race() -> None:
         for number in range(80):
             rank.write(memory[number : number + 2], 1)
     (race,) = compare(cell.logs()).races
-    assert " Likewise `a[1]` (ranks 0 and 1), `a[1:3]` (ranks 0 and 1) and many more places. " in str(race)
+    assert " Likewise `a[1]` (ranks 0-1), `a[1:3]` (ranks 0-1) and many more places. " in str(race)
 
 
 def test_a_place_that_no_index_takes() -> None:
-    """What was touched is then within an index that takes more."""
+    """What was touched is then within the array."""
     array = np.zeros((6, 6))
     cell = Recorded(2, a=array)
     for rank in cell:
         rank.write(array[1:4, 1:4].diagonal(), 1)
     (race,) = compare(cell.logs()).races
-    assert str(race).startswith("within `a[1:4, :]`: ranks 0 and 1 each wrote it on line 1")
+    assert str(race).startswith("within `a`: ranks 0-1 each wrote it on line 1")
 
 
 def test_other_cells_and_files() -> None:
@@ -333,7 +333,7 @@ def test_certain_races_first() -> None:
         str(report)
         .splitlines()[2]
         .startswith(
-            "`b[0]`: ranks 0 and 1 each may have written it on line 2 (passed to `numba`, which may write)"
+            "`b[0]`: ranks 0-1 each may have written it on line 2 (passed to `numba`, which may write)"
         )
     )
 
@@ -372,9 +372,7 @@ def test_as_html() -> None:
     cell = two_writers(np.zeros(3))
     names = [ArrayName("<b>", 1, 0, (3,), (8,), 8)]
     found = compare(cell.logs(named=False), names)._repr_html_()
-    assert found.startswith(
-        "<p><b>1 data race</b></p><ul><li><code>&lt;b&gt;</code>: ranks 0 and 1 each wrote"
-    )
+    assert found.startswith("<p><b>1 data race</b></p><ul><li><code>&lt;b&gt;</code>: ranks 0-1 each wrote")
     opened: list[str] = []
     parser = html.parser.HTMLParser()
     parser.handle_starttag = lambda tag, attributes: opened.append(tag)  # type: ignore[method-assign]
@@ -382,19 +380,6 @@ def test_as_html() -> None:
     parser.feed(found)
     assert not opened
     assert RaceReport((), 3)._repr_html_() == "<p><b>no race among 3 accesses</b></p>"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([0], "rank 0"), ([3, 1], "ranks 1 and 3"), ([0, 1], "ranks 0 and 1"), ([2, 0, 1], "ranks 0-2"),
-        ([0, 1, 2, 5], "ranks 0-2 and 5"), ([0, 2, 4], "ranks 0, 2 and 4"),
-        ([0, 1, 4, 5], "ranks 0, 1, 4 and 5"),
-    ],
-)  # fmt: skip
-def test_ranks_in_words(ranks: list[int], text: str) -> None:
-    """Three in a row and more are a range."""
-    assert ranks_text(ranks) == text
 
 
 @pytest.mark.parametrize(

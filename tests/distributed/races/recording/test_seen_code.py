@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races.checked_cell import SEEN_NAMES, SeenCode
+from nbparallel.distributed.races.checked_cell import SeenCode
 from nbparallel.distributed.races.traced_array import TracedArray, trace
 from tests.distributed.races.recording.recorded_memory import POSSIBLE, READ, WRITE, Memory, bytes_where
 
@@ -48,7 +48,7 @@ def _run(code: str, x: Any) -> dict[int, set[int]]:
     memory = Memory(x, filename="<cell>")
     owner = type("Owner", (), {"p": np.zeros((2, 6))})()
     names = {"np": np, "s": trace(x), "p": np.zeros((4, 6)), "d": {}, "l": [0], "b": Basket(), "o": owner}
-    names.update(SEEN_NAMES, i=np.arange(2))
+    names.update(i=np.arange(2))
     tree = ast.fix_missing_locations(SeenCode().visit(ast.parse(code)))
     with memory.checked(names):
         exec(compile(tree, "<cell>", "exec"), names)
@@ -75,7 +75,7 @@ def test_the_transformed_code_does_the_same_on_the_same_lines() -> None:
     """Line numbers, results and values of the last expression are those of the cell."""
     code = "a = [3, 4]\na[0], b = 5, a[1]\nx: dict[str, int] = {}\nx['k'] = a\nc = x['k'][0]\nd = 1 / 0"
     tree = ast.fix_missing_locations(SeenCode().visit(ast.parse(code)))
-    names: dict[str, Any] = dict(SEEN_NAMES)
+    names: dict[str, Any] = {}
     with pytest.raises(ZeroDivisionError) as error:
         exec(compile(tree, "<cell>", "exec"), names)
     assert error.traceback[-1].lineno == 5
