@@ -75,11 +75,18 @@ def value_and_outputs(first: Any, second: Any, operation: str) -> tuple[Any, Any
     return first, MISSING
 
 
+def check_int(value: Any, name: str, least: int | None = None) -> int:
+    """Return a whole number, which no bool is."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__} {value!r}")
+    if least is not None and value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+    return int(value)
+
+
 def check_rank(rank: Any, name: str, ranks: Sequence[int], *, world: bool = True) -> int:
     """Return the index of a rank in `ranks`: those of the `world`, or of a group."""
-    if isinstance(rank, bool | np.bool_) or not isinstance(rank, int | np.integer):
-        raise TypeError(f"{name} must be the number of a rank, an int, not {type(rank).__name__} {rank!r}")
-    if int(rank) in ranks:
+    if check_int(rank, name) in ranks:
         return ranks.index(int(rank))
     if world:
         there = "there is only rank 0" if len(ranks) == 1 else f"ranks are 0-{len(ranks) - 1}"
@@ -92,18 +99,14 @@ def check_rank(rank: Any, name: str, ranks: Sequence[int], *, world: bool = True
 
 def check_group_rank(rank: Any, name: str, ranks: Sequence[int]) -> int:
     """Return a rank in the group of `ranks`."""
-    if isinstance(rank, bool | np.bool_) or not isinstance(rank, int | np.integer):
-        raise TypeError(f"{name} must be a rank in the group, an int, not {type(rank).__name__} {rank!r}")
-    if not 0 <= rank < len(ranks):
+    if not 0 <= check_int(rank, name) < len(ranks):
         raise ValueError(f"{name}={rank}: the group has the ranks 0-{len(ranks) - 1}")
     return int(rank)
 
 
 def check_tag(tag: Any, name: str = "tag") -> int:
     """Return a tag."""
-    if isinstance(tag, bool | np.bool_) or not isinstance(tag, int | np.integer):
-        raise TypeError(f"{name} must be an int, not {type(tag).__name__}")
-    if not 0 <= tag <= MAX_TAG:
+    if not 0 <= check_int(tag, name) <= MAX_TAG:
         raise ValueError(f"{name} must be between 0 and 2**63 - 1, not {tag}")
     return int(tag)
 

@@ -6,20 +6,21 @@ all ranks take the same step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, T, Timeout, untraced
-from nbparallel.distributed.arguments import deadline, part_of
-from nbparallel.distributed.data_parallel.batches import Batches, BatchSchedule, disagreement
+from nbparallel.distributed.arguments import check_int, deadline, part_of
 from nbparallel.distributed.data_parallel.gradients import (
     BUCKET,
     ONE,
     LastCall,
     average,
     average_buckets,
+    by_rank,
     checked_gradients,
 )
 from nbparallel.distributed.equality.difference import digest_of, find_difference, flatten
@@ -27,6 +28,83 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.errors import CollectiveMismatchError
 from nbparallel.sharing.tensors import is_tensor
 from nbparallel.wire.control import Operation
+
+# Batches: the samples that one rank uses in one epoch, in order.
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSchedule:
+    """The numbers that decide which rank gets which sample when; the same on all ranks."""
+
+    samples: int
+    batch_size: int
+    """Samples of one rank in one batch."""
+    epoch: int
+    seed: int
+    shuffle: bool
+    drop_last: bool
+
+    def steps(self, parts: int) -> int:
+        """Return how many batches each of `parts` ranks has."""
+        together = self.batch_size * parts
+        return self.samples // together if self.drop_last else -(-self.samples // together)
+
+    def order(self) -> AnyArray:
+        """Return the samples in the order of this epoch: the same on every rank."""
+        if not self.shuffle:
+            return np.arange(self.samples)
+        # A stream for each epoch: seed 0 in epoch 1 is not seed 1 in epoch 0.
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(self.epoch,))).permutation(
+            self.samples
+        )
+
+    def of_part(self, part: int, parts: int) -> list[AnyArray]:
+        """Return the samples of each batch of one rank.
+
+        A step of all ranks takes the next ``parts * batch_size`` samples of the order, of which each rank has
+        a contiguous part.  What is left for the last step is split evenly, the first parts longer by one.
+        """
+        together, order = self.batch_size * parts, self.order()
+        full = self.samples // together
+        found = []
+        if full:
+            steps = order[: full * together].reshape(full, parts, self.batch_size)
+            found = list(steps[:, part].copy())  # only this rank's part stays in memory
+        if self.steps(parts) > full:
+            left = order[full * together :]
+            found.append(left[part_of(left.size, part, parts)].copy())
+        return found
+
+
+class Batches:
+    """The batches of this rank in one epoch; ``dist.batches`` makes it.
+
+    Iterating yields, for one array, its rows of each batch; for several, a tuple of the rows of each.  The
+    rows are copies.  It can be iterated again, and needs no other rank.
+
+    Attributes
+    ----------
+    indices : list of arrays
+        Which samples each batch has.
+    """
+
+    def __init__(self, arrays: Sequence[AnyArray], indices: list[AnyArray]) -> None:
+        self._arrays = tuple(arrays)
+        self.indices = indices
+
+    def __len__(self) -> int:
+        """Return how many batches there are: the same number on every rank."""
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the rows of each batch."""
+        for index in self.indices:
+            rows = tuple(array[index] for array in self._arrays)
+            yield rows[0] if len(rows) == 1 else rows
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} batches of {sum(len(i) for i in self.indices)} samples>"
+
 
 # assert_same, as a rank calls it.
 
@@ -102,7 +180,7 @@ class DataParallel(OperationBase):
                 "local_slice takes a number: write `dist.local_slice(len(x))`, or `dist.shard(x)` for "
                 "the part"
             )
-        count = _whole(n, "n", 0)
+        count = check_int(n, "n", 0)
         state = self._group_table.world if group is None else self._group_table.know(group)
         if state.index < 0:
             raise ValueError(f"rank {self.rank} is not in {state.group}, and has no part")
@@ -193,12 +271,13 @@ class DataParallel(OperationBase):
         """
         n = _length(arrays)
         plan = BatchSchedule(
-            n, _whole(batch_size, "batch_size", 1), _whole(epoch, "epoch", 0), _whole(seed, "seed", 0),
-            bool(shuffle), bool(drop_last),
+            n, check_int(batch_size, "batch_size", 1), check_int(epoch, "epoch", 0),
+            check_int(seed, "seed", 0), bool(shuffle), bool(drop_last),
         )  # fmt: skip
         state = self._group_state(group, crosses=True)
         replies: list[BatchSchedule] = self._exchange_values(state, Operation.batches, arrays[0], plan, None)
-        text = disagreement(dict(zip(state.ranks, replies, strict=True)))
+        passed = ([f"{name}={getattr(other, name)}" for other in replies] for name in BatchSchedule.__slots__)
+        text = "; ".join(filter(None, (by_rank(texts, state.ranks) for texts in passed)))
         if text:
             raise CollectiveMismatchError(
                 f"batches must be called with the same numbers on all ranks: {text}"
@@ -260,17 +339,11 @@ class DataParallel(OperationBase):
             if one or (
                 last is not None and (plan := last.is_repeated_by(arrays, bucket_nbytes, self.world_size))
             ):
-                context.ready = False
-                try:
-                    reduction = self._world.all_reduce
-                    if plan is None:
-                        found = reduction.run(x, ONE, limit)
-                    else:
-                        found = average_buckets(reduction, arrays, plan, limit)
-                    context.ready = True
-                except BaseException as error:
-                    context.failed(error)
-                    raise
+                reduction = self._world.all_reduce
+                if plan is None:
+                    found = self._run_step(reduction.run, x, ONE, limit)
+                else:
+                    found = self._run_step(average_buckets, reduction, arrays, plan, limit)
                 if found is not None and found is not False:
                     return arrays
                 compared = found is False
@@ -283,14 +356,6 @@ class DataParallel(OperationBase):
         else:
             self._run(state, limit, average, gradients, context, compared)
         return arrays
-
-
-def _whole(value: Any, name: str, least: int) -> int:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__} {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-    return int(value)
 
 
 def _length(arrays: Sequence[Any]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, untraced
-from nbparallel.distributed.arguments import PROC_NULL, check_group_rank, check_list, check_rank
+from nbparallel.distributed.arguments import PROC_NULL, check_group_rank, check_int, check_list, check_rank
 from nbparallel.distributed.collectives.movements import ALL_GATHER
 from nbparallel.distributed.group import Group, checked_ranks
 
@@ -208,23 +208,11 @@ def is_gloo_available() -> bool:
 
 
 def is_nccl_available() -> bool:
-    """Return False: operations do not move data between GPUs."""
+    """Return False: operations move data between processes of one machine, on CPUs."""
     return False
 
 
-def is_mpi_available() -> bool:
-    """Return False."""
-    return False
-
-
-def is_ucc_available() -> bool:
-    """Return False."""
-    return False
-
-
-def is_xccl_available() -> bool:
-    """Return False."""
-    return False
+is_mpi_available = is_ucc_available = is_xccl_available = is_nccl_available
 
 
 def is_torchelastic_launched() -> bool:
@@ -287,12 +275,11 @@ class GroupOperations(OperationBase):
         -------
         Group or None
         """
-        for name, value in (("color", color), ("key", key)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
-                raise TypeError(f"{name} must be an int or None, not {type(value).__name__}")
+        own_key = 0 if key is None else check_int(key, "key")
+        mine = None if color is None else check_int(color, "color"), own_key
         call = self._operation("split", group)
         ranks = call.state.ranks
-        found = call.move(ALL_GATHER, ((None if color is None else int(color), int(key or 0)),))
+        found = call.move(ALL_GATHER, (mine,))
         if color is None:
             return None
         order = sorted((key, i) for i, (other, key) in enumerate(found) if other == color)
@@ -323,10 +310,8 @@ class GroupOperations(OperationBase):
             The number of ranks is no multiple of `group_size`.
         """
         ranks = self.get_process_group_ranks(group)
-        size = len(ranks) if group_size is None else group_size
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise TypeError(f"group_size must be an int, not {type(size).__name__}")
-        if size < 1 or len(ranks) % size:
+        size = len(ranks) if group_size is None else check_int(group_size, "group_size", 1)
+        if len(ranks) % size:
             raise ValueError(f"group_size={size} must divide the number of ranks, {len(ranks)}")
         parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
         return self.new_subgroups_by_enumeration(parts)

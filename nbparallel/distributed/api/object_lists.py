@@ -21,7 +21,7 @@ class ObjectLists(OperationBase):
     def all_gather_object(self, object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
         """Fill a list, one element for each rank, with the objects of all."""
         call = self._operation("all_gather_object", group)
-        _check_list(object_list, call.size, "all_gather_object")
+        _check_list(object_list, "all_gather_object", call.size)
         object_list[:] = call.move(ALL_GATHER, (obj,))
 
     def gather_object(
@@ -36,7 +36,7 @@ class ObjectLists(OperationBase):
         call = self._operation("gather_object", group)
         root = call.root(dst, group_dst, "dst")
         if call.state.index == root:
-            _check_list(object_gather_list, call.size, "gather_object")
+            _check_list(object_gather_list, "gather_object", call.size)
         elif object_gather_list is not None:
             raise ValueError(
                 f"only rank {call.state.ranks[root]}, the destination, passes an object_gather_list"
@@ -54,8 +54,7 @@ class ObjectLists(OperationBase):
         group_src: int | None = None,
     ) -> None:
         """Replace the elements of a list by those of the list on rank `src`, which has the same length."""
-        if not isinstance(object_list, list):
-            raise TypeError(f"broadcast_object_list fills a list, not {type(object_list).__name__}")
+        _check_list(object_list, "broadcast_object_list")
         call = self._operation("broadcast_object_list", group)
         root = call.root(src, group_src, "src")
         value = object_list if call.state.index == root else None
@@ -76,18 +75,13 @@ class ObjectLists(OperationBase):
         group_src: int | None = None,
     ) -> None:
         """Put this rank's of the objects on rank `src` into the first element of the output list."""
-        if not isinstance(scatter_object_output_list, list):
-            raise TypeError(
-                "scatter_object_list fills the first element of a list, not "
-                f"{type(scatter_object_output_list).__name__}"
-            )
-        if not scatter_object_output_list:
+        if not _check_list(scatter_object_output_list, "scatter_object_list"):
             raise ValueError("scatter_object_list needs an output list with at least one element")
         call = self._operation("scatter_object_list", group)
         root = call.root(src, group_src, "src")
         values: list[Any] = []
         if call.state.index == root:
-            values = _check_list(scatter_object_input_list, call.size, "scatter_object_list")
+            values = _check_list(scatter_object_input_list, "scatter_object_list", call.size)
         scatter_object_output_list[0] = call.move(SCATTER, values, (), root)
 
     def send_object_list(
@@ -100,8 +94,7 @@ class ObjectLists(OperationBase):
         use_batch: bool = False,
     ) -> None:
         """Send a list of any objects to rank `dst`, which must call `recv_object_list`."""
-        if not isinstance(object_list, list):
-            raise TypeError(f"send_object_list sends a list, not {type(object_list).__name__}")
+        _check_list(object_list, "send_object_list")
         self.send(object_list, dst, group, group_dst=group_dst)
 
     def recv_object_list(
@@ -120,8 +113,7 @@ class ObjectLists(OperationBase):
         ValueError
             The list that was sent has another length; the elements stay as they were.
         """
-        if not isinstance(object_list, list):
-            raise TypeError(f"recv_object_list fills a list, not {type(object_list).__name__}")
+        _check_list(object_list, "recv_object_list")
         value, source = self.recv(None, src, group, 0, group_src, return_source=True)
         if source == PROC_NULL:
             return PROC_NULL
@@ -134,11 +126,9 @@ class ObjectLists(OperationBase):
         return int(source)
 
 
-def _check_list(values: Any, size: int, operation: str) -> list[Any]:
+def _check_list(values: Any, operation: str, size: int | None = None) -> list[Any]:
     if not isinstance(values, list):
-        raise TypeError(
-            f"{operation} needs a list with one element for each rank, not {type(values).__name__}"
-        )
-    if len(values) != size:
+        raise TypeError(f"{operation} needs a list, not {type(values).__name__}")
+    if size is not None and len(values) != size:
         raise ValueError(f"{operation} needs one element for each of the {size} ranks, not {len(values)}")
     return values

@@ -151,20 +151,18 @@ class OperationBase:
 
         Those that are pending in the group are completed first.
         """
-        context = self._context
-        context.ready = False
+        value: T = self._run_step(self._run_in_group, state, deadline_ns, call, args)
+        return value
+
+    def _run_in_group(
+        self, state: GroupState, deadline_ns: int | None, call: Callable[..., T], args: tuple[Any, ...]
+    ) -> T:
         if self._on_operation is not None:
             self._on_operation.state = state
-        try:
-            collectives = state.collectives or self._group_table.open(state, deadline_ns)
-            if collectives.pending:
-                collectives.pending.flush(deadline_ns=deadline_ns)
-            value = call(collectives, *args, deadline_ns)
-            context.ready = True
-        except BaseException as error:
-            context.failed(error)
-            raise
-        return value
+        collectives = state.collectives or self._group_table.open(state, deadline_ns)
+        if collectives.pending:
+            collectives.pending.flush(deadline_ns=deadline_ns)
+        return call(collectives, *args, deadline_ns)
 
     def _exchange_values(
         self, state: GroupState, operation: Operation, shown: Any, value: Any, deadline_ns: int | None
@@ -174,14 +172,14 @@ class OperationBase:
             return self._run(state, deadline_ns, across.exchange_values, operation, value)
         return self._run(state, deadline_ns, GroupCollectives.exchange_values, operation, shown, value)
 
-    def _run_step(self, call: Callable[[], T]) -> T:
-        """Run one step of an operation that needs no group state."""
+    def _run_step(self, call: Callable[..., T], *args: Any) -> T:
+        """Run an operation, or one step of it."""
         context = self._context
         if not context.ready:
             context.refuse(world=False)
         context.ready = False
         try:
-            value = call()
+            value = call(*args)
             context.ready = True
         except BaseException as error:
             context.failed(error)
@@ -287,15 +285,8 @@ class OperationCall:
         filled : object, optional
             What the user passed to be filled: it is returned instead of the outputs.
         """
-        if self._async_op:
-            args = pattern, values, outputs, root
-            return self._base._start(self.state, self._name, NonblockingCalls.move, args, filled)
-        across = self._across
-        call = GroupCollectives.move if across is None else across.move
-        found = self._base._run(
-            self.state, self._deadline_ns, call, pattern, values, outputs, root, self._view
-        )
-        return found if filled is None else filled
+        args = pattern, values, outputs, root, self._view
+        return self.run(GroupCollectives.move, NonblockingCalls.move, *args, filled=filled)
 
     def run(
         self,

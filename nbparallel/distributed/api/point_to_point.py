@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, 
 from nbparallel.distributed.arguments import (
     PROC_NULL,
     check_buffer,
+    check_list,
     check_output,
     check_tag,
     deadline,
@@ -19,7 +20,6 @@ from nbparallel.distributed.arguments import (
 from nbparallel.distributed.collectives.group_collectives import GroupState
 from nbparallel.distributed.point_to_point.matching import Receive
 from nbparallel.distributed.runtime.call_site import receive_text
-from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.work import Work
 
 # P2POp: one send or receive of `batch_isend_irecv`, as in torch.
@@ -57,8 +57,6 @@ class P2POp:
             raise ValueError(f"op must be isend or irecv, not {op!r}")
         if peer is None and group_peer is None:
             raise ValueError("P2POp needs either peer or group_peer")
-        if peer is not None and group_peer is not None:
-            raise ValueError("peer and group_peer both name a rank: pass one of them")
         self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
         self.group_peer = group_peer
 
@@ -186,61 +184,26 @@ class PointToPoint(OperationBase):
             and group_src is None
             and timeout is None
             and self._first <= src < self._behind
-            and self._context.ready
             and tensor.flags.writeable
-            and self._receive_short(tensor, src, tag)
+            and self._run_step(self._receiver.recv_short, tensor, src, tag)
         ):
             return (tensor, src) if return_source else src
-        value, source = self._receive(tensor, src, group, tag, group_src, timeout)
-        if return_source:
-            return (value if tensor is None else tensor), source
-        return value if tensor is None else source
-
-    def _receive_short(self, tensor: AnyArray, src: int, tag: int) -> bool:
-        context = self._context
-        context.ready = False
-        try:
-            received = self._receiver.recv_short(tensor, src, tag)
-            context.ready = True
-        except BaseException as error:
-            context.failed(error)
-            raise
-        return received
-
-    def _receive(
-        self,
-        tensor: Any,
-        src: int | None,
-        group: GroupLike,
-        tag: int,
-        group_src: int | None,
-        timeout: float | datetime.timedelta | None,
-    ) -> tuple[Any, int]:
-        context = self._context
-        word = 0
-        sources: Sequence[int] = ()
-        state = self._group_table.world
-        if group is not None or not context.ready:
-            state = self._message_group(group)
-            word, sources = state.word, state.ranks
+        state = self._message_group(group)
+        word, sources = (0, ()) if group is None else (state.word, state.ranks)
         buffer = check_buffer(tensor, src, tag) if tensor is not None else None
-        if src is None and group_src is None:
-            pass  # any source
-        elif group_src is not None or type(src) is not int or word or not self._first <= src < self._behind:
+        is_plain = type(src) is int and not word and self._first <= src < self._behind
+        if group_src is not None or not (src is None or is_plain):
             src = self._peer(state, src, group_src, "src")
         if type(tag) is not int or tag:
             tag = check_tag(tag)
-        if src is PROC_NULL:
-            return tensor, PROC_NULL
-        context.ready = False
-        try:
-            limit = None if timeout is None else deadline(timeout)
-            found = self._receiver.recv(buffer, src, tag, limit, group=word, sources=sources)
-            context.ready = True
-        except BaseException as error:
-            context.failed(error)
-            raise
-        return found
+        value, source = tensor, src
+        if src is not PROC_NULL:
+            value, source = self._run_step(
+                self._receiver.recv, buffer, src, tag, deadline(timeout), word, sources
+            )
+        if return_source:
+            return (value if tensor is None else tensor), source
+        return value if tensor is None else source
 
     def _peer(self, state: GroupState, rank: Any, group_rank: int | None, name: str) -> int:
         """Return the other rank of a message, which the caller named."""
@@ -338,7 +301,7 @@ class PointToPoint(OperationBase):
             return work
         state = self._group_table.world if group is None else self._group_table.find(group)
         push = self._sender.sent(work, state.ranks[state.group_rank(dst, group_dst, "dst")])
-        return work.begin(lambda limit, wait: self._run_step(lambda: push(limit, wait)))
+        return work.begin(lambda limit, wait: self._run_step(push, limit, wait))
 
     @predefined
     def irecv(
@@ -368,9 +331,9 @@ class PointToPoint(OperationBase):
             work.finish(tensor, PROC_NULL)
             return work
         receive = Receive(work, tensor, buffer, src, tag, state.word, state.ranks)
-        work.begin(lambda limit, wait: self._run_step(lambda: self._receiver.push(receive, limit, wait)))
+        work.begin(lambda limit, wait: self._run_step(self._receiver.push, receive, limit, wait))
         self._tickets.add(work)
-        return self._run_step(lambda: self._receiver.post(receive))
+        return self._run_step(self._receiver.post, receive)
 
     def batch_isend_irecv(self, p2p_op_list: list[P2POp]) -> list[Work]:
         """Begin several sends and receives; returns their works, in order; none for an empty list.
@@ -380,15 +343,14 @@ class PointToPoint(OperationBase):
         TypeError
             The list holds something else; nothing was begun.
         """
-        if not isinstance(p2p_op_list, list | tuple):
-            raise TypeError(f"p2p_op_list must be a list of P2POp, not {type(p2p_op_list).__name__}")
+        check_list(p2p_op_list, "batch_isend_irecv", "P2POp")
         for i, op in enumerate(p2p_op_list):
             if not isinstance(op, P2POp):
                 raise TypeError(f"p2p_op_list[{i}] must be a P2POp, not {type(op).__name__}")
         works = []
         for op in p2p_op_list:
             name, side = ("isend", "dst") if op.op.__name__ == "isend" else ("irecv", "src")
-            place = {side: op.peer} if op.group_peer is None else {f"group_{side}": op.group_peer}
+            place = {side: op.peer, f"group_{side}": op.group_peer}
             works.append(getattr(self, name)(op.tensor, group=op.group, tag=op.tag, **place))
         return works
 

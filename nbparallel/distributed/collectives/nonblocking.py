@@ -278,9 +278,14 @@ class NonblockingCalls:
         self._movements = Movements(ranks, index, nonblocking=True)
 
     def move(
-        self, pattern: Pattern, values: Sequence[Any], outputs: Sequence[AnyArray], root: int | None
+        self,
+        pattern: Pattern,
+        values: Sequence[Any],
+        outputs: Sequence[AnyArray],
+        root: int | None,
+        view: bool = False,
     ) -> NonblockingCall:
-        """Move values, and return them."""
+        """Move values, and return them; `view` is for calls that block."""
         movement = self._movements(pattern, values, outputs, root)
         return movement, movement.result
 

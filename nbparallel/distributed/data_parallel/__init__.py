@@ -1,1 +1,1 @@
-"""Data-parallel training: batches for each rank, buckets of gradients and their average."""
+"""Data-parallel training: buckets of gradients and their average."""

@@ -234,14 +234,10 @@ def checked_gradients(
         )
     plan, plain = last.plan, passed
     if plan is None or not plan.fits(names, passed, bucket_nbytes, members):
-        plan = None
-        for x in passed:
-            if type(x) is not np.ndarray or x.dtype.kind not in "fc" or not x.flags.writeable:
-                names, passed = _gradients_of(names, passed)
-                plain = [_checked(names, i, x) for i, x in enumerate(passed)]
-                if last.plan is not None and last.plan.fits(names, plain, bucket_nbytes, members):
-                    plan = last.plan
-                break
+        names, passed = _gradients_of(names, passed)
+        plain = [_checked(names, i, x) for i, x in enumerate(passed)]
+        if plan is not None and not plan.fits(names, plain, bucket_nbytes, members):
+            plan = None
     foreign = len(plain) > 1 and _check_memory(plain, names, context, last)
     if type(bucket_nbytes) is not int or bucket_nbytes < 1:
         raise ValueError(f"bucket_nbytes must be a number of bytes, at least 1, not {bucket_nbytes!r}")
@@ -309,9 +305,7 @@ def _checked(names: tuple[str, ...] | None, index: int, x: Any) -> AnyArray:
     return array
 
 
-def _checked_weight(weight: Any) -> float | None:
-    if weight is None:
-        return None
+def _checked_weight(weight: Any) -> float:
     if not isinstance(weight, numbers.Real | np.bool_):
         raise TypeError(f"weight must be a number, such as len(batch), not {type(weight).__name__}")
     value = float(weight)
@@ -354,26 +348,7 @@ def check_declarations(declared: Sequence[Declaration], ranks: Sequence[int]) ->
     return True, total
 
 
-Form = tuple[str, str, tuple[int, ...]]
-
-
-def mismatch(passed: Sequence[tuple[list[Form], int]], ranks: Sequence[int]) -> CollectiveMismatchError:
-    """Return the error that names the first array in which ranks differ."""
-    sizes = [f"bucket_nbytes={size}" for _, size in passed]
-    counts = [f"{len(forms)} array{'s' if len(forms) != 1 else ''}" for forms, _ in passed]
-    parts = [_by_rank(sizes, ranks), _by_rank(counts, ranks)]
-    for forms in zip_longest(*(forms for forms, _ in passed)):
-        texts = ["no more" if f is None else f"arrays{f[0]}, {f[1]} of shape {f[2]}" for f in forms]
-        if len(set(texts)) > 1:
-            parts.append(("the first that differs: " if parts[1] else "") + _by_rank(texts, ranks))
-            break
-    text = "; ".join(part for part in parts if part)
-    return CollectiveMismatchError(
-        f"average_gradients: ranks passed different arrays: {text}. Nothing was written"
-    )
-
-
-def _by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
+def by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
     """Return which ranks passed what, in words; empty if all passed the same."""
     found: dict[str, list[int]] = {}
     for rank, text in zip(ranks, texts, strict=True):
@@ -381,6 +356,25 @@ def _by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
     if len(found) == 1:
         return ""
     return "; ".join(f"{rank_list(passed)} passed {text}" for text, passed in found.items())
+
+
+Form = tuple[str, str, tuple[int, ...]]
+
+
+def mismatch(passed: Sequence[tuple[list[Form], int]], ranks: Sequence[int]) -> CollectiveMismatchError:
+    """Return the error that names the first array in which ranks differ."""
+    sizes = [f"bucket_nbytes={size}" for _, size in passed]
+    counts = [f"{len(forms)} array{'s' if len(forms) != 1 else ''}" for forms, _ in passed]
+    parts = [by_rank(sizes, ranks), by_rank(counts, ranks)]
+    for forms in zip_longest(*(forms for forms, _ in passed)):
+        texts = ["no more" if f is None else f"arrays{f[0]}, {f[1]} of shape {f[2]}" for f in forms]
+        if len(set(texts)) > 1:
+            parts.append(("the first that differs: " if parts[1] else "") + by_rank(texts, ranks))
+            break
+    text = "; ".join(part for part in parts if part)
+    return CollectiveMismatchError(
+        f"average_gradients: ranks passed different arrays: {text}. Nothing was written"
+    )
 
 
 def average(

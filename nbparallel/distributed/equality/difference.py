@@ -11,6 +11,7 @@ import copyreg
 import hashlib
 import types
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +135,6 @@ _MANY = 16
 """A list of as many numbers of one kind is compared as an array."""
 _SHORT = 50
 """A longer text is compared as an array of letters."""
-_NONE = type(None)
 _NUMBERS: dict[type, Any] = {float: np.float64, int: np.int64, bool: np.bool_}
 
 
@@ -208,27 +208,26 @@ class _Walk:
 
     def of(self, x: Any, path: str) -> Iterator[Leaf]:
         content = _plain(x)
-        if content is not None:
-            if type(x) in (str, bytes, bytearray) and len(x) > _SHORT:
-                records = np.frombuffer(x, np.uint8) if type(x) is not str else np.array([x]).view("U1")
-                name = f"{type(x).__name__} of {len(x)}"
-                yield Leaf(path, None, name, checksums(records, exact=self._exact), records)
-                return
+        array = None
+        if content is None:
+            array = as_plain_array(np.asarray(x) if isinstance(x, np.generic) else x)
+        if type(x) in (str, bytes, bytearray) and len(x) > _SHORT:
+            records = np.frombuffer(x, np.uint8) if type(x) is not str else np.array([x]).view("U1")
+            name = f"{type(x).__name__} of {len(x)}"
+            yield Leaf(path, None, name, checksums(records, exact=self._exact), records)
+        elif content is not None:
             yield Leaf(path, x, _kind(x), content)
-            return
-        array = as_plain_array(np.asarray(x) if isinstance(x, np.generic) else x)
-        if array is not None:
+        elif array is not None:
             yield self._array(path, x, array)
-            return
-        if id(x) in self._open:
+        elif id(x) in self._open:
             up = len(self._open) - self._open.index(id(x))
             yield Leaf(path, None, f"the container {up} above it")
-            return
-        if len(self._open) >= MAX_DEPTH:
+        elif len(self._open) >= MAX_DEPTH:
             raise UnpicklableError(f"the value is nested more than {MAX_DEPTH} deep, and cannot be compared")
-        self._open.append(id(x))
-        yield from self._container(x, path)
-        self._open.pop()
+        else:
+            self._open.append(id(x))
+            yield from self._container(x, path)
+            self._open.pop()
 
     def _array(self, path: str, x: Any, array: AnyArray) -> Leaf:
         description = shown_dtype(array.dtype)
@@ -327,27 +326,30 @@ def _attributes(state: Any) -> dict[Any, Any]:
         type(state) is tuple
         and len(state) == 2
         and type(state[1]) is dict
-        and type(state[0]) in (dict, _NONE)
+        and type(state[0]) in (dict, types.NoneType)
     ):
         return {**(state[0] or {}), **state[1]}
     return {}
 
 
+_CONTENTS: dict[type, Callable[[Any], bytes]] = {
+    int: lambda x: hex(x).encode(),
+    float: lambda x: b"nan" if x != x else x.hex().encode(),
+    complex: lambda x: b"%s %s" % (_CONTENTS[float](x.real), _CONTENTS[float](x.imag)),
+    str: lambda x: x.encode("utf-8", "surrogatepass"),
+    **dict.fromkeys((bytes, bytearray), bytes),
+    **dict.fromkeys(
+        (bool, types.NoneType, types.EllipsisType, types.NotImplementedType), lambda x: repr(x).encode()
+    ),
+}
+"""Of values without parts, by type."""
+
+
 def _plain(x: Any) -> bytes | None:
     """Return the content of a value without parts, None if `x` is something else."""
     kind = type(x)
-    if kind is int:
-        return hex(x).encode()
-    if kind is float:
-        return b"nan" if x != x else x.hex().encode()
-    if kind is str:
-        return x.encode("utf-8", "surrogatepass")  # type: ignore[no-any-return]
-    if kind is complex:
-        return b"%s %s" % (_plain(x.real), _plain(x.imag))
-    if kind in (bytes, bytearray):
-        return bytes(x)
-    if x is None or x is Ellipsis or x is NotImplemented or kind is bool:
-        return repr(x).encode()
+    if kind in _CONTENTS:
+        return _CONTENTS[kind](x)
     if isinstance(x, type) or (
         kind is types.BuiltinFunctionType and isinstance(x.__self__, types.ModuleType | None)
     ):
@@ -357,8 +359,6 @@ def _plain(x: Any) -> bytes | None:
         constants = [_plain(constant) for constant in code.co_consts]
         said = repr((x.__module__, x.__qualname__, code.co_code, code.co_names, constants))
         return said.encode("utf-8", "backslashreplace")
-    if kind is types.ModuleType:
-        return str(x.__name__).encode()
     return repr(x).encode() if isinstance(x, np.dtype) else None
 
 
@@ -373,20 +373,19 @@ def _kind(x: Any) -> str:
 
 def _as_array(x: Any) -> AnyArray | None:
     """Return a long list of equal numbers as an array."""
-    if len(x) < _MANY:
-        return None
     kinds = set(map(type, x))
-    dtype = _NUMBERS.get(kinds.pop()) if len(kinds) == 1 else None
-    if dtype is None:
-        return None
-    try:
-        return np.array(x, dtype)
-    except OverflowError:
-        return None
+    dtype = _NUMBERS.get(kinds.pop()) if len(x) >= _MANY and len(kinds) == 1 else None
+    with suppress(OverflowError):
+        return None if dtype is None else np.array(x, dtype)
+    return None
 
 
 def _key(key: Any) -> str:
-    text = _brief(key) if type(key) in (str, int, float, bool, bytes, _NONE) else f"<{type(key).__name__}>"
+    text = (
+        _brief(key)
+        if type(key) in (str, int, float, bool, bytes, types.NoneType)
+        else f"<{type(key).__name__}>"
+    )
     return text if len(text) <= _SHORT else text[: _SHORT - 1] + "…"
 
 
@@ -430,7 +429,7 @@ def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> Dif
         return None
     same = max(groups.values(), key=len)
     others = [
-        DifferingRanks(members, _first(all_digests[same[0]], all_digests[members[0]]))
+        DifferingRanks(members, _differing(all_digests[same[0]], all_digests[members[0]])[0])
         for members in groups.values()
         if members is not same
     ]
@@ -449,12 +448,10 @@ def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> Dif
     )
 
 
-def _first(digests: bytes, others: bytes) -> int:
-    """Return the first leaf that differs."""
-    for start in range(0, min(len(digests), len(others)), DIGEST):
-        if digests[start : start + DIGEST] != others[start : start + DIGEST]:
-            return start // DIGEST
-    return min(len(digests), len(others)) // DIGEST
+def _differing(digests: bytes, others: bytes) -> list[int]:
+    """Return which digests differ."""
+    starts = range(0, max(len(digests), len(others)), DIGEST)
+    return [i // DIGEST for i in starts if digests[i : i + DIGEST] != others[i : i + DIGEST]]
 
 
 def _described(leaf: Leaf) -> tuple[str, str, Any, bytes]:
@@ -476,28 +473,24 @@ def _compare(
         _, _, form, checksums = leaves[reference].get(other.leaf, ("", "", None, b""))
         _, _, its_form, its_checksums = leaves[other.members[0]].get(other.leaf, ("", "", None, b""))
         if form is not None and form == its_form:
-            starts = range(0, len(checksums), DIGEST)
-            differing = [
-                start // DIGEST for start in starts
-                if checksums[start : start + DIGEST] != its_checksums[start : start + DIGEST]
-            ]  # fmt: skip
+            differing = _differing(checksums, its_checksums)
             other.chunks, other.partial = differing[:MAX_CHUNKS], len(differing) > MAX_CHUNKS
     others = [other for other in others if other.chunks]
     if not others:
         return {}
 
-    def chunk(leaf: int, number: int) -> AnyArray:
-        array = mine[leaf].array
-        assert array is not None, "this rank has described it as one"
-        return chunk_of(array, number)
-
-    pieces = {(other.leaf, number) for other in others for number in other.chunks}
-    sent = {piece: chunk(*piece) for piece in pieces} if index == reference else {}
+    arrays = {other.leaf: np.asarray(mine[other.leaf].array) for other in others if other.leaf < len(mine)}
+    sent = {
+        (other.leaf, number): chunk_of(arrays[other.leaf], number)
+        for other in others
+        for number in other.chunks
+        if index == reference
+    }
     received: dict[tuple[int, int], AnyArray] = tell(sent)[reference]
     found = Differences()
     for other in others:
         for number in other.chunks if index == other.members[0] else ():
-            found.add(number, chunk(other.leaf, number), received[other.leaf, number])
+            found.add(number, chunk_of(arrays[other.leaf], number), received[other.leaf, number])
     results: list[Differences] = tell(found)
     return {other.members[0]: results[other.members[0]] for other in others}
 

@@ -307,7 +307,6 @@ class Receiver:
         src: int | None,
         tag: int,
         deadline_ns: int | None,
-        *,
         group: int = 0,
         sources: Sequence[int] = (),
     ) -> tuple[Any, int]:

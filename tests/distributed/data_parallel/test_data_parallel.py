@@ -280,9 +280,9 @@ def test_batches_that_do_not_fit(ranks: Any) -> None:
     values = ranks(3, work)
     assert values[0] == values[1] == values[2]
     said = values[0]
-    assert said[0].endswith("epoch is 0 on ranks 0-1, 1 on rank 2")
-    assert said[1].endswith("the number of samples is 9 on ranks 0, 2, 10 on rank 1")
-    assert "seed is 1 on ranks 0, 2, 2 on rank 1; drop_last is True on rank 0, False on ranks 1-2" in said[2]
+    assert said[0].endswith("ranks 0-1 passed epoch=0; rank 2 passed epoch=1")
+    assert said[1].endswith("ranks 0, 2 passed samples=9; rank 1 passed samples=10")
+    assert "ranks 0, 2 passed seed=1; rank 1 passed seed=2; rank 0 passed drop_last=True" in said[2]
     assert "10 samples do not make one batch of 4 on each of 3 ranks" in said[3]
 
 

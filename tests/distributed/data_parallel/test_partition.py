@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nbparallel.distributed.api.data_parallel import BatchSchedule
 from nbparallel.distributed.arguments import part_of
-from nbparallel.distributed.data_parallel.batches import BatchSchedule
 from tests.harness.tiers import examples
 
 plans = st.builds(
     BatchSchedule,
-    n=st.integers(0, 200),
+    samples=st.integers(0, 200),
     batch_size=st.integers(1, 40),
     epoch=st.integers(0, 2**40),
     seed=st.integers(0, 2**130),
@@ -40,11 +40,11 @@ def test_each_sample_exactly_once(plan: BatchSchedule, parts: int) -> None:
     seen = [int(i) for part in all_parts for batch in part for i in batch]
     assert len(set(seen)) == len(seen)
     together = parts * plan.batch_size
-    left_out = plan.n % together if plan.drop_last else 0
-    assert len(seen) == plan.n - left_out
+    left_out = plan.samples % together if plan.drop_last else 0
+    assert len(seen) == plan.samples - left_out
     for step in range(steps):
         sizes = [len(part[step]) for part in all_parts]
-        full = (step + 1) * together <= plan.n
+        full = (step + 1) * together <= plan.samples
         assert set(sizes) == {plan.batch_size} if full else max(sizes) - min(sizes) <= 1
         assert sizes == sorted(sizes, reverse=True)
     order = [int(i) for step in range(steps) for part in all_parts for i in part[step]]
@@ -57,7 +57,7 @@ def test_each_sample_exactly_once(plan: BatchSchedule, parts: int) -> None:
 @settings(deadline=None)
 def test_the_order_follows_from_seed_and_epoch(plan: BatchSchedule) -> None:
     """The same plan gives the same order, another epoch or seed another one."""
-    plan = replace(plan, n=200, shuffle=True)
+    plan = replace(plan, samples=200, shuffle=True)
     assert (plan.order() == replace(plan).order()).all()
     others = [replace(plan, epoch=plan.epoch + 1), replace(plan, seed=plan.seed + 1)]
     others.append(replace(plan, epoch=plan.seed + 1, seed=plan.epoch))
