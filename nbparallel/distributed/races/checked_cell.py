@@ -7,7 +7,7 @@ import copy
 import io
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial, wraps
 from socket import socket
 from typing import Any
@@ -321,44 +321,27 @@ class CheckedCell:
     """
 
     def __init__(self, cell: ObservedCell) -> None:
-        self._variables, self._is_delivered, self._rank = (
-            cell.variables, cell.is_delivered, cell.communicator.rank,
-        )  # fmt: skip
-        self._store = sharing.current_store()
-        self._lines = UserLines(label_function(cell.filename))
-        self._recorder = AccessRecorder(self._locate, self._lines)
-        self._order = OperationOrder(self._recorder, self.send_if_full)
-        self._operations = CheckedOperations(cell.communicator, self._order)
-        self._send = cell.send
+        self._cell, self._variables, self._store = cell, cell.variables, sharing.current_store()
+        self.recorder = AccessRecorder(self._locate, UserLines(label_function(cell.filename)))
+        self._order = OperationOrder(self.recorder, self.send_if_full)
+        self.operations = CheckedOperations(cell.communicator, self._order)
         self._originals: dict[int, tuple[Any, Any]] = {}
         """Traced arrays that stand for delivered ones, by identity, with these."""
         self._names: list[ArrayName] = []
         self._notebook_names: list[ArrayName] = []
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Trace the rank's arrays and operations while the block runs; afterwards nothing is traced."""
-        with ExitStack() as stack:
-            stack.callback(self._restore_names)
-            self._trace_names()
-            stack.enter_context(self._operations.observing())
-            stack.enter_context(recording(self._recorder))
-            stack.enter_context(doors(self._recorder, self._variables))
-            yield
-
     def send_if_full(self) -> None:
         """Send a part of the log if what is recorded takes more than `LIMIT_NBYTES`."""
-        if self._recorder.nbytes >= LIMIT_NBYTES:
-            self._send(self.log())
+        if self.recorder.nbytes >= LIMIT_NBYTES:
+            self._cell.send(self.log())
 
     def log(self) -> AccessLog:
         """Return what was recorded since the last call."""
-        events, broadcasts = tuple(self._order.events), tuple(self._order.broadcasts)
-        self._order.events.clear()
-        self._order.broadcasts.clear()
-        accesses, count = self._recorder.take()
+        events, self._order.events = tuple(self._order.events), []
+        broadcasts, self._order.broadcasts = tuple(self._order.broadcasts), []
+        accesses, count = self.recorder.take()
         return AccessLog(
-            self._rank,
+            self._cell.communicator.rank,
             events=events,
             accesses=accesses,
             names=tuple(self._names),
@@ -374,7 +357,7 @@ class CheckedCell:
         low, _ = extent(array.shape, array.strides, array.itemsize)
         return location.segment, location.start - low
 
-    def _trace_names(self) -> None:
+    def trace_names(self) -> None:
         """Bind names of shared arrays that some rank may write to traced arrays over the same memory."""
         traced: dict[int, TracedArray] = {}
         for name, value in list(self._variables.items()):
@@ -392,7 +375,7 @@ class CheckedCell:
             return
         segment, offset = place
         found = ArrayName(name, segment, offset, array.shape, array.strides, array.itemsize)
-        own = name in self._variables and not self._is_delivered(name)
+        own = name in self._variables and not self._cell.is_delivered(name)
         names = self._names if own else self._notebook_names
         if found not in names:
             names.append(found)
@@ -403,7 +386,7 @@ class CheckedCell:
         location = self._store.location(value)
         return location is not None and (location.writable or location.for_all)
 
-    def _restore_names(self) -> None:
+    def restore_names(self) -> None:
         """Bind all names to plain arrays again: delivered ones to the very objects that were delivered."""
         for name, value in list(self._variables.items()):
             if type(value) is TracedArray:
@@ -424,8 +407,10 @@ def checking(cell: ObservedCell) -> Iterator[CheckedCell]:
     check, code = CheckedCell(cell), SeenCode()
     cell.transformers.append(code)
     try:
-        with check.recording():
+        check.trace_names()
+        with check.operations.observing(), recording(check.recorder), doors(check.recorder, cell.variables):
             yield check
     finally:
+        check.restore_names()
         if code in cell.transformers:
             cell.transformers.remove(code)

@@ -11,7 +11,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from operator import add, attrgetter
 from typing import NamedTuple
 
@@ -22,8 +22,6 @@ from nbparallel.distributed.races.access_log import (
     WRITE,
     AccessLog,
     Acquire,
-    Box,
-    Elements,
     Key,
     MemoryAccess,
     Publish,
@@ -339,7 +337,7 @@ class Walk:
         self._next = [0] * len(logs)
         self.lines: dict[tuple[int, int, Site, int], LineAccesses] = {}
         self._lines_of: defaultdict[int, list[LineAccesses]] = defaultdict(list)
-        self._byte_sets: dict[Box | Elements, ByteSet] = {}
+        self._byte_set = cache(ByteSet)
         self._overlaps: dict[tuple[int, int], Overlap | None] = {}
         """Results of tests, since loops come back to them."""
         self._work = 0
@@ -367,10 +365,7 @@ class Walk:
             line = self._add_line(rank, segment, site, kind)
         mine = line.places.get(region)
         if mine is None:
-            touched = self._byte_sets.get(region)
-            if touched is None:
-                touched = self._byte_sets[region] = ByteSet(region)
-            mine = KeptAccess(touched)
+            mine = KeptAccess(self._byte_set(region))
         clock = self._vectors.clocks[rank]
         for other in line.opponents:
             if other.newest >= clock[other.rank]:
