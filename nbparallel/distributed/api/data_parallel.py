@@ -136,7 +136,7 @@ class AssertSame(OperationBase):
             On the caller: something in `x` cannot be compared.  Nothing was sent to the other ranks.
         """
         limit = deadline(timeout)
-        state = self._group_state(group, crosses=True)
+        state = self._group_state(group)
         digest = digest_of(flatten(x, exact=True))
 
         def exchange(value: Any) -> list[Any]:
@@ -274,7 +274,7 @@ class DataParallel(OperationBase):
             n, check_int(batch_size, "batch_size", 1), check_int(epoch, "epoch", 0),
             check_int(seed, "seed", 0), bool(shuffle), bool(drop_last),
         )  # fmt: skip
-        state = self._group_state(group, crosses=True)
+        state = self._group_state(group)
         replies: list[BatchSchedule] = self._exchange_values(state, Operation.batches, arrays[0], plan, None)
         passed = ([f"{name}={getattr(other, name)}" for other in replies] for name in BatchSchedule.__slots__)
         text = "; ".join(filter(None, (by_rank(texts, state.ranks) for texts in passed)))
@@ -349,7 +349,7 @@ class DataParallel(OperationBase):
                 compared = found is False
         if last is None:
             last = self._last_call = LastCall()
-        state = self._group_state(group, crosses=True)
+        state = self._group_state(group)
         gradients = checked_gradients(arrays, weight, bucket_nbytes, len(state.ranks), context, last)
         if (across := self._across and self._across.of(state)) is not None:
             self._run(state, limit, across.average, gradients)

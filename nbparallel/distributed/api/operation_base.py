@@ -110,28 +110,19 @@ class OperationBase:
     ) -> OperationCall:
         """Return one call of a collective, with its group and its deadline resolved."""
         deadline_ns = None if timeout is None else deadline(timeout)
-        context = self._context
-        if group is None and context.ready and (context.whole or self._across is not None):
-            state = self._group_table.world
-        else:
-            state = self._group_state(group)
+        state = self._group_state(group)
         across = self._across and self._across.of(state)
         if across is not None and not across.check(name, async_op=async_op, view=view):
-            context.place.check_reach(state.ranks, f"{name} that is called")
+            self._context.place.check_reach(state.ranks, f"{name} that is called")
         if view and async_op:
             raise ValueError("view=True copies nothing and takes no time: leave async_op=True out")
         return OperationCall(self, name, state, deadline_ns, async_op, view, across)
 
-    def _group_state(self, group: GroupLike, *, crosses: bool = False) -> GroupState:
-        """Return the state of a group for a collective that begins now; raises if none can begin.
-
-        With `crosses` it is one that `WorldOperations` have as well.
-        """
+    def _group_state(self, group: GroupLike) -> GroupState:
+        """Return the state of a group for a collective that begins now; raises if none can begin."""
         context = self._context
-        if crosses and group is None and self._across is not None and context.ready:
-            return self._group_table.world
         if group is None:
-            if not (context.ready and context.whole):
+            if not (context.ready and (context.whole or self._across is not None)):
                 context.refuse(world=True)
             return self._group_table.world
         if not context.ready:
