@@ -29,7 +29,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from nbparallel.distributed.runtime.observers import ObservedCell
-from nbparallel.distributed.tracing.profiling.line_log import LineTimer, Times, add, clock
+from nbparallel.distributed.tracing.profiling.line_log import OWN, LineTimer, Times, add, clock
 
 SHARE_BITS = 5
 """Events may take a 32nd of the time."""
@@ -45,7 +45,7 @@ _TOOLS = (4, 3, 2)
 """Ids in `sys.monitoring`; the last one is what `cProfile` needs."""
 _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_NAME, _OWN, _LONG_NS = "nbparallel", "<nbparallel>", 10**12
+_NAME, _LONG_NS = "nbparallel", 10**12
 _cost_ns = 0
 """What an event takes outside of its callback; measured once in a process."""
 
@@ -108,7 +108,6 @@ class LineClock(LineTimer):
         super().__init__(cell)
         self._monitoring: Any = vars(sys)["monitoring"]
         self._ended = threading.Event()
-        self._users[_OWN] = True
         self._begin()
 
     def _begin(self) -> None:
@@ -178,7 +177,7 @@ class LineClock(LineTimer):
 
     def _calibrated(self) -> int:
         """Return what an event costs outside of its callback: the time of lines that do nothing."""
-        code, costs = compile("x = 0\n" * 20, _OWN, "exec"), []
+        code, costs = compile("x = 0\n" * 20, OWN, "exec"), []
         self._adopt(code)
         for _ in range(60):
             self._used = -_LONG_NS  # no event is too much

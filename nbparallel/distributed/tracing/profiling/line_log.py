@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from types import FrameType
 from typing import Any, Self
@@ -21,6 +22,8 @@ from nbparallel.distributed.runtime.observers import ObservedCell
 
 clock = time.perf_counter_ns
 SAMPLE_SECONDS = 0.005
+OWN = "<nbparallel>"
+"""Of code that is measured as if it were the user's."""
 LONG_NS = 20_000_000
 """A statement that takes less is nothing to advise about."""
 Times = list[int]
@@ -52,7 +55,7 @@ class LineTimer:
         self._communicator, self._filename = cell.communicator, cell.filename
         self._variables = cell.variables
         self._label_of = label_function(cell.filename)
-        self._users: dict[str, bool] = {}
+        self._is_users = cache(lambda filename: filename == OWN or self._label_of(filename) is not None)
         self._last, self._spent = clock(), self._communicator.spent()
 
     def __enter__(self) -> Self:
@@ -111,12 +114,6 @@ class LineTimer:
                 with suppress(Exception):  # the value's own code; an int may have too many digits
                     texts = [shown.repr(self._variables.get(name)) for name in names]
                 yield line, end - begin, ", ".join(names), "\n".join(texts)
-
-    def _is_users(self, filename: str) -> bool:
-        found = self._users.get(filename)
-        if found is None:
-            found = self._users[filename] = self._label_of(filename) is not None
-        return found
 
     def _running(self, frame: FrameType | None) -> FrameType | None:
         """Return the innermost frame of the user's."""
