@@ -160,10 +160,7 @@ class AccessRecorder:
             parts[part] = _VARIOUS
 
     def _add_many(self, line: _Line, itemsize: int, offsets: npt.NDArray[np.int64], stored: object) -> None:
-        found = self._many.get((line, itemsize))
-        if found is None:
-            found = self._many[line, itemsize] = _ManyElements(stored)
-        found.add(offsets, stored)
+        self._many.setdefault((line, itemsize), _ManyElements(stored)).add(offsets, stored)
 
     # -- intervals -------------------------------------------------------------------------------------
 

@@ -139,9 +139,6 @@ class PlainArguments:
         return array if array.flags.writeable else trace(array)
 
 
-Event = Publish | Acquire
-
-
 class OperationOrder:
     """The events of one rank in a checked cell, and the arrays that operations under way fill.
 
@@ -160,11 +157,11 @@ class OperationOrder:
 
     def __init__(self, recorder: AccessRecorder, interval_ended: Callable[[], None]) -> None:
         self.recorder, self._interval_ended = recorder, interval_ended
-        self.events: list[Event] = []
+        self.events: list[Publish | Acquire] = []
         self.broadcasts: list[BroadcastArray] = []
         self._pending: list[list[Any]] = []
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Publish | Acquire) -> None:
         """End an interval by an event."""
         self._touch()
         self.events.append(event)

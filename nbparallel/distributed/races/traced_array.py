@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
 from types import EllipsisType, NoneType
 from typing import Any
 
@@ -43,14 +42,13 @@ MAX_DEPTH = 8
 Replacements = Mapping[type, Callable[[Any], Any]]
 _recorder: AccessRecorder | None = None
 _serial = 0
-_serials = count(1)
 
 
 @contextmanager
 def recording(recorder: AccessRecorder) -> Iterator[None]:
     """Have traced arrays record what is done with them while the block runs."""
     global _recorder, _serial
-    _recorder, _serial = recorder, next(_serials)
+    _recorder, _serial = recorder, _serial + 1
     try:
         yield
     finally:
