@@ -234,12 +234,9 @@ class _ManyElements:
 
 def one_value(value: object) -> object:
     """Return one number that was written, to be compared with what other ranks wrote; else None."""
-    if type(value) in _NUMBERS:
-        return value
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        number = value.item()
-        return number if type(number) in _NUMBERS else None
-    return None
+    if isinstance(value, np.generic | np.ndarray) and not value.ndim:
+        value = value.item()
+    return value if type(value) in _NUMBERS else None
 
 
 def offsets_at(array: AnyArray, key: Any) -> npt.NDArray[np.int64]:
