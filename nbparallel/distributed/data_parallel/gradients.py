@@ -38,7 +38,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.mismatch import own_copy
 from nbparallel.distributed.slots.slot_area import Span, conflict
-from nbparallel.errors import CollectiveMismatchError, rank_list
+from nbparallel.errors import CollectiveMismatchError, grouped, rank_list
 from nbparallel.sharing.tensors import (
     bits_name,
     bits_operator,
@@ -350,9 +350,7 @@ def check_declarations(declared: Sequence[Declaration], ranks: Sequence[int]) ->
 
 def by_rank(texts: Sequence[str], ranks: Sequence[int]) -> str:
     """Return which ranks passed what, in words; empty if all passed the same."""
-    found: dict[str, list[int]] = {}
-    for rank, text in zip(ranks, texts, strict=True):
-        found.setdefault(text, []).append(rank)
+    found = grouped(zip(texts, ranks, strict=True))
     if len(found) == 1:
         return ""
     return "; ".join(f"{rank_list(passed)} passed {text}" for text, passed in found.items())

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
-from nbparallel.errors import DifferentDataError, UnpicklableError, rank_list, with_article
+from nbparallel.errors import DifferentDataError, UnpicklableError, grouped, rank_list, with_article
 from nbparallel.sharing.tensors import bits_name, readable_bits, shown_dtype
 from nbparallel.transfer.checksum import checksum_buffer
 
@@ -422,9 +422,7 @@ def find_difference(x: Any, ranks: Sequence[int], index: int, tell: Tell) -> Dif
     """
     mine = flatten(x, exact=False)
     all_digests: list[bytes] = tell(b"".join(leaf.digest for leaf in mine))
-    groups: dict[bytes, list[int]] = {}
-    for index_in_group, digests in enumerate(all_digests):
-        groups.setdefault(digests, []).append(index_in_group)
+    groups = grouped((digests, member) for member, digests in enumerate(all_digests))
     if len(groups) == 1:
         return None
     same = max(groups.values(), key=len)

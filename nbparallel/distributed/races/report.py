@@ -13,7 +13,7 @@ from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, Acces
 from nbparallel.distributed.races.array_names import ArrayNames, Place
 from nbparallel.distributed.races.byte_sets import Overlap
 from nbparallel.distributed.races.walk import MOST_MEETINGS, Conflict, Walk, join_logs
-from nbparallel.errors import rank_list
+from nbparallel.errors import grouped, rank_list
 from nbparallel.errors.text.escaping import escape_html, visible
 
 MOST_SHOWN = 5
@@ -311,9 +311,7 @@ def _sentence(fold: _Fold, group: _Group, first: Site, second: Site) -> str:
 
 
 def _on_one_line(group: _Group, site: Site) -> str:
-    alike: dict[frozenset[int], list[int]] = {}
-    for rank, done in group.sides[site].items():
-        alike.setdefault(frozenset(done), []).append(rank)
+    alike = grouped((frozenset(done), rank) for rank, done in group.sides[site].items())
     where = f"on {line_text(site)}{door_text(site, frozenset().union(*alike))}"
     if len(alike) == 1:
         ((kinds, ranks),) = alike.items()

@@ -28,6 +28,7 @@ from nbparallel.distributed.races.access_log import (
     Site,
 )
 from nbparallel.distributed.races.byte_sets import ByteSet, Overlap, find_overlap
+from nbparallel.errors import grouped
 
 
 def join_logs(logs: Iterable[AccessLog]) -> list[AccessLog]:
@@ -35,9 +36,7 @@ def join_logs(logs: Iterable[AccessLog]) -> list[AccessLog]:
 
     The parts of a rank's log are in order.
     """
-    parts: defaultdict[int, list[AccessLog]] = defaultdict(list)
-    for log in logs:
-        parts[log.rank].append(log)
+    parts = grouped((log.rank, log) for log in logs)
     roots = {
         one.key: (one.access.segment, one.access.region)
         for own in parts.values() for log in own for one in log.broadcasts if one.is_root
@@ -136,13 +135,11 @@ def _previous_releases(events: Sequence[Events], published: set[Key]) -> Mapping
     rank, number)``.  A turn without a release, of a rank that died, is passed over: what came before it comes
     before the next one, too.
     """
-    turns: defaultdict[Key, list[tuple[int, Key, Key]]] = defaultdict(list)
-    for own in events:
-        for event in own:
-            if isinstance(event, Acquire):
-                for key in event.keys:
-                    if key[:1] == ("turn",):
-                        turns[key[1:3]].append((key[5], key, key[1:5]))
+    turns = grouped(
+        (key[1:3], (key[5], key, key[1:5]))
+        for own in events for event in own if isinstance(event, Acquire)
+        for key in event.keys if key[:1] == ("turn",)
+    )  # fmt: skip
     before: dict[Key, Key] = {}
     for found in turns.values():
         found.sort(key=lambda turn: turn[0])

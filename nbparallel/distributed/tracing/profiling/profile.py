@@ -9,7 +9,7 @@ from os.path import commonprefix
 from typing import NamedTuple, Self
 
 from nbparallel.distributed.tracing.profiling.line_log import LineLog
-from nbparallel.errors import rank_list
+from nbparallel.errors import grouped, rank_list
 from nbparallel.errors.text.table import Table
 from nbparallel.wire.units import seconds_text
 
@@ -106,17 +106,17 @@ class Profile:
         found: dict[tuple[str, int], dict[int, LineTimes]] = {}
         files: dict[str, tuple[str, tuple[str, ...]]] = {}
         whole: dict[int, LineTimes] = {}
-        remarks: dict[str, list[int]] = {}
-        for log in sorted(logs, key=attrgetter("rank")):
+        logs = sorted(logs, key=attrgetter("rank"))
+        for log in logs:
             files |= log.texts
-            remarks.setdefault(log.remark, []).append(log.rank)
             whole[log.rank] = LineTimes.of(*(sum(line[i] for line in log.lines) for i in (2, 3, 4)))
             for filename, line, *times in log.lines:
                 if filename:
                     found.setdefault((filename, line), {})[log.rank] = LineTimes.of(*times)
         none = dict.fromkeys(whole, LineTimes(0.0, 0.0, 0.0))
         names = {filename: _name(filename, files) for filename in files}
-        said = [f"{rank_list(ranks)}: {remark}" for remark, ranks in remarks.items() if remark]
+        remarks = grouped((log.remark, log.rank) for log in logs).items()
+        said = [f"{rank_list(ranks)}: {remark}" for remark, ranks in remarks if remark]
         return cls(
             tuple(
                 ProfiledLine(names[filename], line, _line(files[filename][1], line), none | times)
