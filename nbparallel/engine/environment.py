@@ -427,9 +427,8 @@ class FollowedSettings:
 
     def begin(self, settings: Iterable[tuple[str, bytes]]) -> None:
         """Follow what the notebook has when the rank starts; the environment it has already."""
-        for name, data in settings:
-            if name == "os":
-                self._sent[name], self._values[name] = data, pickle.loads(data)
+        if data := dict(settings).get("os"):
+            self._sent["os"], self._values["os"] = data, pickle.loads(data)
         self.follow(settings)
 
     def follow(self, settings: Iterable[tuple[str, bytes]]) -> None:
@@ -448,8 +447,6 @@ class FollowedSettings:
                 self._settle(name)
 
     def _settle(self, name: str) -> None:
-        if name not in self._waiting:
-            return
         missing = frozenset[str]()
         try:
             now = pickle.loads(self._sent[name])

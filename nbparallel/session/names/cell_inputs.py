@@ -335,6 +335,8 @@ class CellInputs:
         Names that only such words brought, and what these use.
     seen : set of str
         Names that were looked up, whether or not the notebook has them.
+    namespace : mapping
+        Where they are looked up: the notebook's, or what that was when the cell was put into a queue.
     broker : SegmentBroker
         Of the ranks for which the values are encoded.
     """
@@ -343,7 +345,7 @@ class CellInputs:
         self, store: Store, broker: Any, arrays: SharedArrays, namespace: MutableMapping[str, Any]
     ) -> None:
         self._store, self.broker = store, broker
-        self._namespace: Mapping[str, Any] = namespace
+        self.namespace: Mapping[str, Any] = namespace
         self._shared = arrays
         main = sys.modules.get("__main__")
         self._main: Mapping[str, Any] = {} if main is None else main.__dict__
@@ -383,10 +385,10 @@ class CellInputs:
         self._take_queue(is_own, modules)
         if "__main__" in self._mentioned:
             self.words |= self._mentioned  # as ``__main__.x``
-        if looks_up_strings(self._mentioned, self.words, self._namespace):
+        if looks_up_strings(self._mentioned, self.words, self.namespace):
             found = self.words - self.seen - free.assigned
             self.by_word |= found
-            self._enqueue(sorted(found & self._namespace.keys()), None, doubtful=True)
+            self._enqueue(sorted(found & self.namespace.keys()), None, doubtful=True)
             self._take_queue(is_own, modules)
         for name in modules:
             self._encode(name, None)
@@ -419,7 +421,7 @@ class CellInputs:
             found = self._shared.encode(name, self._find(name))
             if found is not None:
                 self.values[name] = found
-            elif name in self._namespace:
+            elif name in self.namespace:
                 private.append(name)
             else:
                 self._encode(name, None)
@@ -444,14 +446,9 @@ class CellInputs:
             for value, number in found:
                 value.ties += ((number, shared),)
 
-    def bind(self, bindings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Look names up in `bindings` from now on, and return it."""
-        self._namespace = bindings
-        return bindings
-
     def has(self, name: str) -> bool:
         """Whether the notebook still has a name."""
-        return name in self._namespace or (name in self.values) or name in self._main
+        return name in self.namespace or (name in self.values) or name in self._main
 
     def costly_notes(self, known: Container[str]) -> dict[str, str]:
         """Return a line for each name that every cell takes long to find unchanged, if it is not `known`."""
@@ -481,20 +478,20 @@ class CellInputs:
                 self.seen.add(name)
                 if user in self.by_word:
                     self.by_word.add(name)
-                if is_ipythons_function(name, self._namespace.get(name)):
+                if is_ipythons_function(name, self.namespace.get(name)):
                     continue
-                if name in self._namespace or (user is not None and name in self._main):
+                if name in self.namespace or (user is not None and name in self._main):
                     self._queue.append((name, user, doubtful))
 
     def _find(self, name: str) -> Any:
         # A function of a script's __main__ may be given in another namespace, without the names it uses.
-        return self._namespace[name] if name in self._namespace else self._main[name]
+        return self.namespace[name] if name in self.namespace else self._main[name]
 
     def key_of(self, name: str) -> Hashable:
         """Return the key of a value that the cell does not use, or None if it cannot travel."""
         try:
             return encode(
-                name, self._find(name), self._store, self.broker, self._namespace, frozenset()
+                name, self._find(name), self._store, self.broker, self.namespace, frozenset()
             ).memory_key
         except UnpicklableError:
             return None
@@ -502,7 +499,7 @@ class CellInputs:
     def _encode(self, name: str, user: str | None) -> None:
         mentioned = frozenset(self._mentioned)
         try:
-            value = encode(name, self._find(name), self._store, self.broker, self._namespace, mentioned)
+            value = encode(name, self._find(name), self._store, self.broker, self.namespace, mentioned)
             if value.serialised is not None:
                 self._follow(value.serialised, name)
         except UnpicklableError as error:
@@ -522,7 +519,7 @@ class CellInputs:
         for cls in serialised.classes:
             identifier = definitions.tracker(cls)
             if identifier not in self.classes:
-                definition = encode_class(cls, self._store, self.broker, self._namespace)
+                definition = encode_class(cls, self._store, self.broker, self.namespace)
                 self.classes[identifier] = definition
                 if definition.serialised is not None:
                     self._follow(definition.serialised, cls.__qualname__)

@@ -115,8 +115,6 @@ class GatheredNames:
     """Lines for the user."""
     namespace: MutableMapping[str, Any]
     """Where they were looked up."""
-    bindings: Mapping[str, Any]
-    """What it holds, or held when the cell was put into a queue."""
     number: int = field(default_factory=itertools.count(1).__next__)
     """Of this cell among all."""
 
@@ -256,7 +254,7 @@ class NameDelivery:
             inputs.copy_arrays()
             inputs.find_ties()
             self._unshown = []
-            return GatheredNames(free, inputs, [*notes, *inputs.notes], namespace, namespace)
+            return GatheredNames(free, inputs, [*notes, *inputs.notes], namespace)
 
     def freeze(self, names: GatheredNames, ranks: Sequence[int]) -> None:
         """Make `names` independent of what the notebook does from now on, until they are delivered.
@@ -264,7 +262,7 @@ class NameDelivery:
         Objects are copied that `ranks` do not have now; shared arrays stay the same memory.
         """
         with self._lock:
-            names.bindings = names.inputs.bind(dict(names.namespace))
+            names.inputs.namespace = dict(names.namespace)
             classes, values = names.inputs.classes, names.inputs.values.values()
             wanted = [value for value in values if value.serialised and _nbytes(value.serialised) <= SMALL]
             for row in [self._ranks.get(rank, RankVersions()) for rank in ranks]:
@@ -299,7 +297,7 @@ class NameDelivery:
                 for name in sorted(again)
                 if (others := sorted(inputs.tied[name] - again))
             ]
-            notes += memmap_notes({value.name for value in inputs.sent}, names.bindings)
+            notes += memmap_notes({value.name for value in inputs.sent}, inputs.namespace)
             uses = find_usage_hints(names.free, inputs, self._assigned)
             after = {rank: row for rank in ranks if (row := self._ranks[rank].after) is not None}
             accounts = *inputs.accounts(), dict(inputs.copied)
@@ -416,7 +414,7 @@ class NameDelivery:
 
     def _updates(self, rank: int, names: GatheredNames) -> tuple[NameUpdate, ...]:
         """Return what a rank has to do before the cell; `delivered` confirms it."""
-        inputs, namespace = names.inputs, names.bindings
+        inputs, namespace = names.inputs, names.inputs.namespace
         row = self._ranks.setdefault(rank, RankVersions())
         after, settled = row.begin_next(), names.free.changed.deleted & names.free.assigned
         definitions = row.needed_definitions(inputs.classes)

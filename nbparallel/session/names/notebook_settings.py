@@ -205,18 +205,12 @@ def _pickled(name: str, value: Any) -> bytes:
     try:
         return bytes(cloudpickle.dumps(value, 5))
     except Exception:  # noqa: BLE001  a formatter that holds an open file, for one
-        kept = {key: each for key, each in value.items() if _travels(each)} if isinstance(value, dict) else {}
+        kept = {}
+        for key, each in value.items() if isinstance(value, dict) else ():
+            with suppress(Exception):  # whatever its own method of pickling raises
+                cloudpickle.dumps(each, 5)
+                kept[key] = each
         return bytes(cloudpickle.dumps(kept, 5))
-
-
-def _travels(value: Any) -> bool:
-    import cloudpickle
-
-    try:
-        cloudpickle.dumps(value, 5)
-    except Exception:  # noqa: BLE001  whatever its own method of pickling raises
-        return False
-    return True
 
 
 current_settings = NotebookSettings().current

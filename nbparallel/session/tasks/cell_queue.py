@@ -125,11 +125,9 @@ class PendingCell:
 
     def stdout(self, rank: int) -> str:
         """Return what a rank has printed so far, or in all."""
-        if self._result is not None:
-            return self._result.ranks[rank].stdout if rank in self._result.ranks else ""
-        result = getattr(self._error, "result", None)
+        result: CellResult | None = getattr(self._error, "result", self._result)
         if result is not None:
-            return str(result.ranks[rank].stdout) if rank in result.ranks else ""
+            return result.ranks[rank].stdout if rank in result.ranks else ""
         return "" if self._output is None else self._output.text(rank, "stdout")
 
     def add_done_callback(self, function: Callable[[PendingCell], None]) -> None:
