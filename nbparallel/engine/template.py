@@ -21,7 +21,7 @@ from nbparallel.channel import Channel
 from nbparallel.errors import ChannelClosedError
 from nbparallel.supervisor.children import die_with_parent
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.system import ready
+from nbparallel.wire.system import is_ready
 
 ADOPTION_SECONDS = 30.0
 """A generous bound for an intermediate that only has to exit."""
@@ -93,9 +93,7 @@ def _intermediate(
         os.close(read_end)
         os.close(write_end)
         channel.close()
-        poll = select.poll()
-        poll.register(me, select.POLLIN)
-        if not ready(poll, ADOPTION_SECONDS * 1000):
+        if not is_ready(me, ADOPTION_SECONDS):
             os._exit(1)
         os.close(me)
         die_with_parent(supervisor)

@@ -22,6 +22,7 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame, Kind
+from nbparallel.wire.system import is_ready as is_ready
 from nbparallel.wire.system import ready
 
 # The supervisor's event loop: one poll over all its descriptors, and outboxes that never block.
@@ -213,13 +214,6 @@ def take_or_end(sock: socket.socket) -> Frame | bool | None:
         return take(sock)
     except ProtocolError:
         return None
-
-
-def is_ready(fd: int, seconds: float = 0) -> bool:
-    """Return whether a descriptor is readable within `seconds`: of a pidfd, whether its process has ended."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(ready(poll, seconds * 1000))
 
 
 def readable(*socks: socket.socket) -> set[int]:

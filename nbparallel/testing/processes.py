@@ -11,7 +11,6 @@ Some facts about finding processes (proc(5), pid_namespaces(7)):
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from nbparallel.supervisor.children import environment
 from nbparallel.wire.identity import process_state
+from nbparallel.wire.system import is_ready
 
 MARK = "NBP_TEST_RUN"
 """Environment variable that names the test run which a process belongs to."""
@@ -143,9 +143,7 @@ def kill(records: Iterable[ProcessRecord], *, wait_seconds: float = 2.0) -> list
                 _signal(pidfd)
         deadline = time.monotonic() + wait_seconds
         for pidfd, record in held:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not is_ready(pidfd, max(0.0, deadline - time.monotonic())):
                 left.append(record)
     finally:
         for pidfd, _ in held:

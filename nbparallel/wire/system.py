@@ -53,6 +53,13 @@ def ready(poll: select.poll, milliseconds: float | None = None) -> list[tuple[in
     return []
 
 
+def is_ready(fd: int, seconds: float = 0) -> bool:
+    """Return whether a descriptor is readable within `seconds`: of a pidfd, whether its process has ended."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(ready(poll, seconds * 1000))
+
+
 def roomy_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets that hold large frames, so far as the system lets them: fewer hand-overs.
 

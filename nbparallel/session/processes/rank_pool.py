@@ -53,7 +53,7 @@ from nbparallel.wire.control_layout import keep_locks
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
-from nbparallel.wire.system import do_all, ready
+from nbparallel.wire.system import do_all, is_ready, ready
 from nbparallel.wire.units import size_text
 
 # Memory reclaim: unused memory is returned to the system while the notebook or script is idle.
@@ -194,11 +194,9 @@ class RankPool:
             The pool has failed, and all events before that were returned.
         """
         if not self._events:
-            poll = select.poll()
             if (wake := self._wake) < 0:
                 raise ClosedError(STOPPED)
-            poll.register(wake, select.POLLIN)
-            ready(poll, 1000 * (SLICE_SECONDS if timeout is None else min(timeout, SLICE_SECONDS)))
+            is_ready(wake, SLICE_SECONDS if timeout is None else min(timeout, SLICE_SECONDS))
             with contextlib.suppress(OSError):  # nothing was written, or the session was stopped
                 os.eventfd_read(wake)
         while self._events:
@@ -422,9 +420,7 @@ class RankPool:
         """Wait a moment for ranks that die with a killed supervisor: a sweep keeps names of the living."""
         deadline = time.monotonic() + SLICE_SECONDS
         for pidfd in [handle.pidfd for handle in self.handles if handle.pidfd >= 0]:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            ready(poll, max(0.0, deadline - time.monotonic()) * 1000)
+            is_ready(pidfd, max(0.0, deadline - time.monotonic()))
 
 
 def _internal(error: Exception) -> InternalError:

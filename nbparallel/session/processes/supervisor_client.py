@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import signal
 import threading
 import time
@@ -23,7 +22,7 @@ from nbparallel.session.processes.rank_handle import CLOSED_SOCKETS, EventLoop, 
 from nbparallel.supervisor.children import environment, kill_where
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.inspection import CompletionRequest, Completions, LedgerRow, NamespaceReport, read_report
-from nbparallel.wire.system import ReadText, cgroups, do_all, is_debugged, read_text, ready
+from nbparallel.wire.system import ReadText, cgroups, do_all, is_debugged, is_ready, read_text
 
 # Queries: what idle ranks and the supervisor are asked beside the tasks, one query at a time.
 
@@ -253,11 +252,7 @@ class SupervisorClient:
 
     def ended(self, milliseconds: float = 0) -> bool:
         """Wait up to `milliseconds` for the end of the process; return whether it has ended."""
-        if self.dead:
-            return True
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(ready(poll, milliseconds))
+        return self.dead or is_ready(self._pidfd, milliseconds / 1000)
 
     # requests -----------------------------------------------------------------------------------------
 
