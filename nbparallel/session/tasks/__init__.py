@@ -2,7 +2,7 @@
 
 ::
 
-    Session.run     SessionLock.hold; check_cell      the options and the source are right, or nothing starts
+    Session.run     check_cell; SessionLock.hold      the options and the source are right, or nothing starts
                     ElasticPool.ensure                every rank lives, or is started again
     TaskDispatcher  .prepare_cell ── NameDelivery     arrays into shared memory; what each rank lacks
                     .launch                           after a failure a new control segment; strategy and
