@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, predefined, untraced
+from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, Timeout, predefined, untraced
 from nbparallel.distributed.arguments import (
     PROC_NULL,
     check_buffer,
@@ -25,6 +25,7 @@ from nbparallel.distributed.work import Work
 # P2POp: one send or receive of `batch_isend_irecv`, as in torch.
 
 
+@dataclass(eq=False)
 class P2POp:
     """One send or receive for `batch_isend_irecv`.
 
@@ -40,25 +41,16 @@ class P2POp:
 
     op: Callable[..., Any]
     tensor: Any
-    peer: int | None
-    group: GroupLike
-    tag: int
+    peer: int | None = None
+    group: GroupLike = None
+    tag: int = 0
+    group_peer: int | None = None
 
-    def __init__(
-        self,
-        op: Callable[..., Any],
-        tensor: Any,
-        peer: int | None = None,
-        group: GroupLike = None,
-        tag: int = 0,
-        group_peer: int | None = None,
-    ) -> None:
-        if getattr(op, "__name__", "") not in ("isend", "irecv"):
-            raise ValueError(f"op must be isend or irecv, not {op!r}")
-        if peer is None and group_peer is None:
+    def __post_init__(self) -> None:
+        if getattr(self.op, "__name__", "") not in ("isend", "irecv"):
+            raise ValueError(f"op must be isend or irecv, not {self.op!r}")
+        if self.peer is None and self.group_peer is None:
             raise ValueError("P2POp needs either peer or group_peer")
-        self.op, self.tensor, self.peer, self.group, self.tag = op, tensor, peer, group, tag
-        self.group_peer = group_peer
 
 
 class PointToPoint(OperationBase):
@@ -74,7 +66,7 @@ class PointToPoint(OperationBase):
         group_dst: int | None = None,
         *,
         view: bool = False,
-        timeout: float | datetime.timedelta | None = None,
+        timeout: Timeout = None,
     ) -> None:
         """Send a value to rank `dst`.
 
@@ -142,7 +134,7 @@ class PointToPoint(OperationBase):
         group_src: int | None = None,
         *,
         return_source: bool = False,
-        timeout: float | datetime.timedelta | None = None,
+        timeout: Timeout = None,
     ) -> Any:
         """Receive a value: ``x = recv(src=0)``, or fill an array: ``recv(x, src=0)``.
 
@@ -225,7 +217,7 @@ class PointToPoint(OperationBase):
         *,
         recv_tag: int | None = None,
         output: Any = None,
-        timeout: float | datetime.timedelta | None = None,
+        timeout: Timeout = None,
     ) -> Any:
         """Send one value and receive another: ``theirs = sendrecv(mine, dst=right, src=left)``.
 

@@ -194,10 +194,8 @@ class AccessRecorder:
         shown = repr(stored).encode() if known else None
         self._accesses.append(MemoryAccess(self.interval, *line, region, shown))
 
-    def access_to(self, array: AnyArray, kind: int) -> MemoryAccess | None:
-        """Return an access to all elements of an array, without recording it; None: its memory is private."""
-        if not array.size or (place := self.locate(array)) is None:
-            return None
+    def access_to(self, place: tuple[int, int], array: AnyArray, kind: int) -> MemoryAccess:
+        """Return an access to all elements of an array whose place is known, without recording it."""
         box = Box(place[1], array.shape, array.strides, array.itemsize)
         return MemoryAccess(self.interval, place[0], self.lines.current(), kind, box)
 

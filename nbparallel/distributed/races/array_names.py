@@ -154,8 +154,7 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         if not self.array:
             return self.indices
-        owner = f" of {self.owner}" if self.owner else ""
-        return f"{'' if self.is_exact else 'within '}`{self.indices}`{owner}"
+        return f"{'' if self.is_exact else 'within '}`{self.indices}`{f' of {self.owner}' * bool(self.owner)}"
 
 
 class ArrayNames:

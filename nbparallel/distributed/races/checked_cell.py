@@ -373,8 +373,7 @@ class CheckedCell:
         place = self._locate(array)
         if place is None:
             return
-        segment, offset = place
-        found = ArrayName(name, segment, offset, array.shape, array.strides, array.itemsize)
+        found = ArrayName(name, *place, array.shape, array.strides, array.itemsize)
         own = name in self._variables and not self._cell.is_delivered(name)
         names = self._names if own else self._notebook_names
         if found not in names:

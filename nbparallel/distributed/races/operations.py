@@ -177,8 +177,9 @@ class OperationOrder:
 
     def broadcast(self, key: Key, array: Any, *, is_root: bool) -> None:
         """Record an array that is passed to a broadcast; the kernel knows whether it is the root's."""
-        access = self.recorder.access_to(array, READ if is_root else WRITE)
-        if access is not None:
+        place = self.recorder.locate(array) if array.size else None
+        if place is not None:
+            access = self.recorder.access_to(place, array, READ if is_root else WRITE)
             self.broadcasts.append(BroadcastArray(key, is_root, access))
 
     def begin_filling(self, arrays: list[Any]) -> Callable[[], None]:

@@ -366,12 +366,8 @@ def compare(
         races=fold_conflicts(walk.conflicts.values(), [log.rank for log in joined_logs], array_names),
         accesses=sum(log.total for log in joined_logs),
         not_checked=(
-            *_lost(lost),
+            *[f"what {rank_list(lost)} did: {'its' if len(lost) == 1 else 'their'} log was lost"]
+            * bool(lost),
             *(["the rest of the cell, because too many accesses are in no order"] * walk.is_cut_short),
         ),
     )
-
-
-def _lost(ranks: Collection[int]) -> list[str]:
-    its = "its" if len(ranks) == 1 else "their"
-    return [f"what {rank_list(ranks)} did: {its} log was lost"] if ranks else []

@@ -67,15 +67,11 @@ class TracedArray(np.ndarray[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         """Return an element or a part; a part of slices is a view, and no access."""
-        kind = type(key)
-        if kind is slice:
+        if type(key) is slice:  # at once: views are common
             return _get(self, key)
-        if kind is tuple:
-            for part in key:
-                if type(part) not in _BASIC:
-                    return _get_other(self, key)
-        elif kind not in _BASIC:
-            return _get_other(self, key)
+        for part in key if type(key) is tuple else (key,):
+            if type(part) not in _BASIC:
+                return _get_other(self, key)
         found = _get(self, key)
         if type(found) is not TracedArray and _recorder is not None:
             place = place_of_part(self, key)

@@ -286,10 +286,6 @@ class Meeting(NamedTuple):
     overlap: Overlap
 
 
-PartOf = Callable[[int, int], int]
-"""Of a segment and a byte, the number of the named memory."""
-
-
 @dataclass(slots=True)
 class Conflict:
     """What a line of one rank and a line of another have done without an order."""
@@ -327,7 +323,7 @@ class Walk:
         Those found.
     """
 
-    def __init__(self, logs: Sequence[AccessLog], part_of: PartOf) -> None:
+    def __init__(self, logs: Sequence[AccessLog], part_of: Callable[[int, int], int]) -> None:
         self.conflicts: dict[tuple[int, int, int], Conflict] = {}
         self._logs, self._part_of = logs, part_of
         self._vectors = VectorClocks([log.events for log in logs])
