@@ -8,6 +8,7 @@ one of 8 bytes for each row.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -41,11 +42,10 @@ class ByteSet:
         The runs of an inner dimension end before the next one of the outer dimension begins.
     """
 
-    __slots__ = ("dims", "dummy", "nested", "offsets", "period", "region", "run", "start", "stop")
+    __slots__ = ("dims", "nested", "offsets", "period", "region", "run", "start", "stop")
 
     def __init__(self, region: Box | Elements) -> None:
         self.region = region
-        self.dummy: npt.NDArray[np.uint8] | None = None
         self.offsets: Offsets | None = None
         self.dims: tuple[Run, ...] = ()
         self.period, self.nested, self.run = 0, True, region.itemsize
@@ -168,9 +168,8 @@ def _of_elements(some: Offsets, run: int, other: ByteSet, start: int, stop: int)
     return Overlap(max(start, int(hit[0])), min(stop, int(hit[-1]) + run), True, hit, run)
 
 
+@lru_cache(maxsize=4096)
 def _dummy(box: ByteSet) -> npt.NDArray[np.uint8]:
     """Return an array with the shape of a box, at an address where there need not be memory."""
-    if box.dummy is None:
-        lengths, strides = zip((box.run, 1), *box.dims, strict=True)
-        box.dummy = array_at(None, _BASE + box.start, lengths, strides=strides, writable=False)
-    return box.dummy
+    lengths, strides = zip((box.run, 1), *box.dims, strict=True)
+    return array_at(None, _BASE + box.start, lengths, strides=strides, writable=False)

@@ -6,12 +6,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 from nbparallel.distributed.races.access_log import POSSIBLE, READ, WRITE, AccessLog, ArrayName, Site
 from nbparallel.distributed.races.array_names import ArrayNames, Place
-from nbparallel.distributed.races.byte_sets import Overlap
+from nbparallel.distributed.races.byte_sets import ByteSet, Overlap
 from nbparallel.distributed.races.walk import MOST_MEETINGS, Conflict, Walk, join_logs
 from nbparallel.errors import grouped, rank_list
 from nbparallel.errors.text.escaping import escape_html, visible
@@ -208,7 +208,11 @@ def fold_conflicts(
         Of shared arrays.
     """
     folds: dict[tuple[object, ...], _Fold] = {}
-    parts: dict[tuple[int, int], Place] = {}
+
+    @cache
+    def whole(segment: int, touched: ByteSet) -> Place:
+        return names.place_of(segment, Overlap(touched.start, touched.stop), touched)
+
     for conflict in conflicts:
         sites = frozenset((conflict.first.site, conflict.second.site))
         for meeting in conflict.meetings.values():
@@ -223,12 +227,7 @@ def fold_conflicts(
             group = fold.groups.setdefault(place, _Group(place, meeting.overlap.start))
             for line, touched in ((conflict.first, meeting.first), (conflict.second, meeting.second)):
                 group.sides.setdefault(line.site, {}).setdefault(ranks[line.rank], set()).add(line.kind)
-                part = parts.get((conflict.segment, id(touched)))
-                if part is None:
-                    whole = Overlap(touched.start, touched.stop)
-                    part = names.place_of(conflict.segment, whole, touched)
-                    parts[conflict.segment, id(touched)] = part
-                group.parts.setdefault(line.site, set()).add(part)
+                group.parts.setdefault(line.site, set()).add(whole(conflict.segment, touched))
     known = {(*key[:2], _lines(fold)) for key, fold in folds.items() if fold.certain}
     races = [
         _race(fold) for key, fold in folds.items() if fold.certain or (*key[:2], _lines(fold)) not in known

@@ -331,8 +331,7 @@ class Walk:
         self.lines: dict[tuple[int, int, Site, int], LineAccesses] = {}
         self._lines_of: defaultdict[int, list[LineAccesses]] = defaultdict(list)
         self._byte_set = cache(ByteSet)
-        self._overlaps: dict[tuple[int, int], Overlap | None] = {}
-        """Results of tests, since loops come back to them."""
+        self._compared = cache(self._compare)  # loops come back to the same places
         self._work = 0
 
     def run(self) -> None:
@@ -418,14 +417,12 @@ class Walk:
         """Return what two places have in common."""
         if one.is_solid and other.is_solid:
             return find_overlap(one, other)
-        key = (id(one), id(other)) if id(one) < id(other) else (id(other), id(one))
-        if key not in self._overlaps:
-            self._work += 1
-            for side in (one, other):
-                if side.offsets is not None:
-                    self._work += side.offsets.size // ELEMENTS_PER_TEST
-            self._overlaps[key] = find_overlap(one, other)
-        return self._overlaps[key]
+        return self._compared(*sorted((one, other), key=id))
+
+    def _compare(self, one: ByteSet, other: ByteSet) -> Overlap | None:
+        elements = [side.offsets.size for side in (one, other) if side.offsets is not None]
+        self._work += 1 + sum(elements) // ELEMENTS_PER_TEST
+        return find_overlap(one, other)
 
 
 def _is_same(
