@@ -10,6 +10,7 @@ import datetime
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -188,10 +189,8 @@ class Deferred(BackendWork):
 
     def is_completed(self) -> bool:
         """Run what was begun up to this operation; return True: nothing goes on behind the user's back."""
-        try:
+        with suppress(Exception):  # `wait` raises it again
             self.wait()
-        except Exception:  # noqa: BLE001  `wait` raises it again
-            return True
         return True
 
     def exception(self) -> BaseException | None:

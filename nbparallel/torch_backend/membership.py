@@ -50,10 +50,9 @@ def make_group(options: Any, _backend_options: object = None) -> BackendGroup:
         if isinstance(first, BackendGroup):  # else gloo or another backend made it: all ranks, in order
             members = tuple([first.ranks[member] for member in members])
         return BackendGroup(members, index, name=name, first=False, timeout=timeout)
-    leave = None
-    if not distributed.is_initialized():
+    leave = None if distributed.is_initialized() else distributed.destroy_process_group
+    if leave is not None:
         _meet(options.store, index, size, options.timeout)
-        leave = distributed.destroy_process_group
     ranks = ranks_of(index, size)
     if not ranks:
         raise misplaced(index, size)

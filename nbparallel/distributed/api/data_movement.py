@@ -278,20 +278,6 @@ class DataMovement(OperationBase):
     @overload
     def gather(
         self,
-        tensor: T,
-        gather_list: Any = None,
-        dst: int | None = None,
-        group: GroupLike = None,
-        async_op: Literal[False] = False,
-        group_dst: int | None = None,
-        *,
-        view: bool = False,
-        timeout: Timeout = None,
-    ) -> list[T] | Any: ...
-
-    @overload
-    def gather(
-        self,
         tensor: Any,
         gather_list: Any = None,
         dst: int | None = None,

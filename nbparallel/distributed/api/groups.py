@@ -359,9 +359,7 @@ class GroupOperations(OperationBase):
     @untraced
     def get_world_size(self, group: GroupLike = None) -> int:
         """Return how many ranks there are, in all or in a group; -1 if this rank is no member."""
-        if group is None:
-            return self.world_size
-        state = self._group_table.know(group)
+        state = self._group_table.world if group is None else self._group_table.know(group)
         return len(state.ranks) if state.index >= 0 else -1
 
     @untraced

@@ -241,19 +241,6 @@ class Reductions(OperationBase):
     @overload
     def reduce(
         self,
-        tensor: T,
-        dst: int | None = None,
-        op: str = "sum",
-        group: GroupLike = None,
-        async_op: Literal[False] = False,
-        group_dst: int | None = None,
-        *,
-        timeout: Timeout = None,
-    ) -> T | Any: ...
-
-    @overload
-    def reduce(
-        self,
         tensor: Any,
         dst: int | None = None,
         op: str = "sum",

@@ -397,7 +397,8 @@ class CheckedOperations:
 
     def _message(self, counts: Counter[Key], source: int, receiver: int, bound: Options) -> Key:
         """Return the key of the message that this rank sends, or has received, now."""
-        key = "message", source, receiver, bound.get("tag", 0), word_of(bound.get("group"))
+        word = 0 if bound.get("group") is None else bound["group"].word
+        key = "message", source, receiver, bound.get("tag", 0), word
         counts[key] += 1
         return (*key, counts[key])
 
@@ -453,29 +454,20 @@ OBSERVED = tuple(name for name in OPERATIONS if name not in (*UNORDERED, *COMPOS
 
 def _roles(effect: Effect, bound: dict[str, Any], is_root: bool) -> tuple[list[Any], list[Any]]:
     """Return the arguments that this rank's call reads, and those that it fills."""
-    if effect.output_first:
-        first, second = (bound.get(name) for name in effect.reads)
-        extra = [bound.get(name) for name in effect.fills]
-        reads, fills = ([second], [first, *extra]) if _given(second) else ([first], extra)
-        if effect.order is Order.FROM_ROOT and not is_root:  # scatter
-            return [], [first]
-        return reads, fills
     reads = [bound.get(name) for name in effect.reads]
     fills = [bound.get(name) for name in effect.fills]
+    if effect.output_first:
+        first, second = reads
+        if effect.order is Order.FROM_ROOT and not is_root:  # scatter
+            return [], [first]
+        if second is None or second is MISSING:
+            return [first], fills
+        return [second], [first, *fills]
     if effect.order is Order.FROM_ROOT:
         return (reads, []) if is_root else ([], fills)
     if effect.order is Order.TO_ROOT and not is_root:
         return reads, []
     return reads, fills
-
-
-def _given(value: Any) -> bool:
-    return value is not None and value is not MISSING
-
-
-def word_of(group: Any) -> int:
-    """Return what distinguishes the messages of a group; 0 is the world."""
-    return group.word if isinstance(group, Group) else 0
 
 
 def _bound(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any] | None:
