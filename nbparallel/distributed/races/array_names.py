@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from nbparallel.distributed.races.access_log import AccessLog, ArrayName, Box, region_of
 from nbparallel.distributed.races.byte_sets import ByteSet, Overlap
+from nbparallel.sharing.memory.array_layout import extent
 
 
 class Slice(NamedTuple):
@@ -63,14 +64,10 @@ class NamedArray:
         self.name, self.shape, self.itemsize = name.name, name.shape, name.itemsize
         self.owner = owner
         self._reversed = [stride < 0 for stride in name.strides]
-        self.start, self.stop, self.nested = name.offset, name.offset + name.itemsize, True
-        axes = []
-        for number, (length, stride) in enumerate(zip(name.shape, name.strides, strict=True)):
-            reach = (length - 1) * stride
-            self.start += min(reach, 0)
-            self.stop += max(reach, 0)
-            if length > 1:
-                axes.append(_Axis(number, length, abs(stride)))
+        low, high = extent(name.shape, name.strides, name.itemsize)
+        self.start, self.stop, self.nested = name.offset + low, name.offset + high, True
+        lengths = enumerate(zip(name.shape, name.strides, strict=True))
+        axes = (_Axis(number, length, abs(stride)) for number, (length, stride) in lengths if length > 1)
         self._axes = sorted(axes, key=lambda axis: axis.stride)
         inner = name.itemsize
         for axis in self._axes:
@@ -180,9 +177,7 @@ class ArrayNames:
             for name in sorted(new, key=_preference):
                 array = NamedArray(name, owner if meanings[name.name] > 1 else "")
                 self._arrays[name.segment].append(array)
-        self._starts: dict[int, list[int]] = {}
-        for segment, arrays in self._arrays.items():
-            self._starts[segment] = _beginnings(arrays)
+        self._starts = {segment: _beginnings(arrays) for segment, arrays in self._arrays.items()}
 
     def part_of(self, segment: int, byte: int) -> int:
         """Return the number of the named memory that holds a byte: arrays with bytes in common are one."""

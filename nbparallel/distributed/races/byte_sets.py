@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.distributed.races.access_log import Box, Elements
+from nbparallel.sharing.memory.array_layout import extent
 from nbparallel.sharing.tensors import array_at
 
 Offsets = npt.NDArray[np.int64]
@@ -54,14 +55,9 @@ class ByteSet:
             self.start = int(self.offsets[0])
             self.stop = int(self.offsets[-1]) + region.itemsize
             return
-        self.start = region.offset
-        reach = 0
-        for length, stride in zip(region.shape, region.strides, strict=True):
-            reach += (length - 1) * abs(stride)
-            if stride < 0:
-                self.start += (length - 1) * stride
-        self.stop = self.start + reach + region.itemsize
-        if reach:
+        low, high = extent(region.shape, region.strides, region.itemsize)
+        self.start, self.stop = region.offset + low, region.offset + high
+        if high - low > region.itemsize:
             self._join_runs(region)
 
     def _join_runs(self, region: Box) -> None:
