@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
+from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -46,8 +47,9 @@ _TOOLS = (4, 3, 2)
 _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NAME, _LONG_NS = "nbparallel", 10**12
-_cost_ns = 0
-"""What an event takes outside of its callback; measured once in a process."""
+_NOTHING = "x = 0\n" * 100, "any(None for _ in 50 * (0,))"  # 100 lines; 50 times an element and back
+_costs_ns: list[int] = []
+"""What an event takes outside of its callback, of a line and another one; measured once in a process."""
 
 
 class LinePlace:
@@ -73,7 +75,9 @@ class LinePlace:
         """Yield what was dark behind it, divided among the lines."""
         whole, *parts = self.dark
         first, count = usual(self.hidden.pop(None, {}))
-        seen = {place: usual(samples)[0] for place, samples in self.hidden.items() if place}
+        seen = {
+            place: [max(0, ns) for ns in usual(samples)[0]] for place, samples in self.hidden.items() if place
+        }
         sums = [sum(times[i] for times in seen.values()) for i in range(3)]
         if not sum(sums):
             yield self, self.dark
@@ -108,6 +112,7 @@ class LineClock(LineTimer):
         super().__init__(cell)
         self._monitoring: Any = vars(sys)["monitoring"]
         self._ended = threading.Event()
+        self._costs, self._cost = [0, 0], 0
         self._begin()
 
     def _begin(self) -> None:
@@ -123,7 +128,6 @@ class LineClock(LineTimer):
 
     def start(self) -> None:
         """Begin; RuntimeError if other tools use all of `sys.monitoring`."""
-        global _cost_ns
         monitoring, events, names = self._monitoring, self._monitoring.events, []
         for tool in _TOOLS:
             try:
@@ -141,7 +145,9 @@ class LineClock(LineTimer):
         }  # fmt: skip
         for event, callback in self._callbacks.items():
             monitoring.register_callback(tool, event, callback)
-        _cost_ns = _cost_ns or self._calibrated()
+        if not _costs_ns:
+            _costs_ns[:] = map(self._calibrated, _NOTHING)
+        self._costs = _costs_ns
         self._begin()
         self._opener = threading.Thread(target=self._open, name="nbparallel profile", daemon=True)
         self._opener.start()
@@ -173,20 +179,27 @@ class LineClock(LineTimer):
             for each, times in place.divided():
                 add(each.times, times)
         for place in self._places.values():
-            yield place.filename, place.line, place.times
+            yield place.filename, place.line, [max(0, ns) for ns in place.times]
 
-    def _calibrated(self) -> int:
-        """Return what an event costs outside of its callback: the time of lines that do nothing."""
-        code, costs = compile("x = 0\n" * 20, OWN, "exec"), []
-        self._adopt(code)
-        for _ in range(60):
-            self._used = -_LONG_NS  # no event is too much
-            for place in self._places.values():
-                place.times[0] = 0
+    def _calibrated(self, text: str) -> int:
+        """Return how much longer each of 100 events makes code take, besides their callbacks."""
+        code, alone, observed = compile(text, OWN, "exec"), [], []
+        codes = [code, *(part for part in code.co_consts if isinstance(part, CodeType))]
+        for _ in range(15):
+            began = clock()
             exec(code, {})
-            costs.append(sum(place.times[0] for place in self._places.values() if place.line > 1) // 19)
-        self._have(code, 0)
-        return sorted(costs)[30]
+            alone.append(clock() - began)
+        for _ in range(15):
+            self._begin()
+            self._used = -_LONG_NS  # no event is too much
+            for each in codes:
+                self._adopt(each)
+            self._last = clock()
+            exec(code, {})
+            observed.append(sum(place.times[0] for place in self._places.values()))
+        for each in codes:
+            self._have(each, 0)
+        return max(0, int(median(observed) - median(alone)) // 100)
 
     def _open(self) -> None:
         """Enable what was disabled, again and again."""
@@ -274,16 +287,16 @@ class LineClock(LineTimer):
         if spots is None:
             return None
         spot = spots[key]
-        measured = threading.get_ident() == self._thread
+        measured, cost = threading.get_ident() == self._thread, self._costs[key < 0]
         if measured:
             anchor, current = self._anchor, self._current
-            elapsed = max(0, now - self._last - _cost_ns)
+            elapsed = now - self._last - ((self._cost + cost) >> 1)  # below 0 at times: sums shall be right
             times = [elapsed, *self._since(now)[1:]] if elapsed > SHORT_NS else [elapsed, 0, 0]
             add(anchor.dark if self._dark else current.times, times)
             if self._dark:
                 anchor.darkened += self._first
             else:
-                sample = anchor.hidden[None if self._first else current][elapsed.bit_length()]
+                sample = anchor.hidden[None if self._first else current][max(0, elapsed).bit_length()]
                 add(sample, times)
                 sample[3] += 1
         action = None
@@ -299,11 +312,17 @@ class LineClock(LineTimer):
         spot[0] = now
         end = clock()
         if measured:
-            self._current, self._first, self._dark, self._last = place, not hot, self._dim, end
+            self._current, self._first, self._dark, self._last, self._cost = (
+                place,
+                not hot,
+                self._dim,
+                end,
+                cost,
+            )
             if not hot:
                 self._anchor = place
         # Also where another thread runs the code; what takes longer has waited for the processor.
-        self._used += min(end - now, WINDOW_NS) + _cost_ns
+        self._used += min(end - now, WINDOW_NS) + cost
         return action
 
 
