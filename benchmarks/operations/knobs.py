@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,13 +12,12 @@ import numpy as np
 from benchmarks.adapters import Ours
 from benchmarks.operations.lines import LARGE, Line, case
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import direct, in_place
+from nbparallel.distributed.collectives import direct, in_place, reduce
 from nbparallel.distributed.data_parallel import gradients
 from nbparallel.distributed.point_to_point import endpoints, packing, streaming
 from nbparallel.distributed.runtime import waiting
 
 KIB, MIB = 1 << 10, 1 << 20
-all_reduce = importlib.import_module("nbparallel.distributed.collectives.all_reduce")
 Call = Callable[[], object]
 
 
@@ -141,7 +139,7 @@ KNOBS = (
         [*_small("ping-pong", (200, 3 * KIB, 12 * KIB, 24 * KIB, 30 * KIB))], "B",
     ),
     Knob(
-        [(all_reduce, "SHARED_INLINE")], _powers(4 * KIB, 64 * KIB),
+        [(reduce, "SHARED_INLINE")], _powers(4 * KIB, 64 * KIB),
         [*_small("all_reduce", (3 * KIB, 12 * KIB, 24 * KIB, 48 * KIB), shared=True)], "B",
     ),
     Knob(

@@ -30,19 +30,18 @@ import numpy as np
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.cluster.rank_mail import ExchangeCall, LeaderExchange
 from nbparallel.distributed.arguments import part_of
-from nbparallel.distributed.collectives.all_reduce import check_number
-from nbparallel.distributed.collectives.broadcast import READ_ONLY
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState
 from nbparallel.distributed.collectives.movements import (
     ALL_GATHER,
     BROADCAST,
     GATHER,
+    READ_ONLY,
     SCATTER,
-    Members,
-    Movements,
+    Calls,
     Pattern,
+    check_number,
+    checked_parts,
 )
-from nbparallel.distributed.collectives.reduce import array_part
 from nbparallel.distributed.data_parallel.gradients import Gradients, average_declared, check_declarations
 from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -140,7 +139,7 @@ class HostOperations:
         self._count, self._leads = len(self._hosts), self._rank == self._hosts[self._here].start
         self._calls = self._line = 0
         self._operation, self._local_calls = Operation.none, list[bytes]()
-        self._movements = Movements(self._ranks, self._rank)
+        self._described = Calls(self._ranks, self._rank)
         self._groups: dict[int, HostOperations | None] = {}
 
     def of(self, state: GroupState) -> HostOperations | None:
@@ -215,7 +214,7 @@ class HostOperations:
         until: int | None,
     ) -> Any:
         """Move values as a pattern says; returns what came from the sources, which is no `view`."""
-        movement = self._movements(pattern, values, outputs, root)
+        movement = self._described.movement(pattern, values, outputs, root)
         expected = {source: _form(array) for source, array in movement.outputs.items()}
         brought = tuple(map(_form, values))
         self._meet(local, movement.operation, movement.fingerprint, until, brought=brought, expected=expected)
@@ -228,7 +227,7 @@ class HostOperations:
                     found[place] = output
         return movement.result(found)
 
-    def run_all_reduce(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
+    def all_reduce(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
         """Return the combination of all values; an array in place."""
         operator, array = find_operator(op), as_operand(x)
         if array is None:
@@ -290,25 +289,16 @@ class HostOperations:
         until: int | None,
     ) -> Any:
         """Return this rank's part of the combination of all values; an `output` is filled."""
-        operator, rank = find_operator(op), self._rank
-        if whole is None and all(as_operand(part) is None for part in parts):
-            values = [check_number(operator, part, "reduce_scatter") for part in parts]
+        rank = self._rank
+        operator, values = checked_parts(parts, whole, op, output, rank)
+        mine = values[rank]
+        if not isinstance(mine, np.ndarray):
             found = self._numbers(local, Operation.reduce_scatter, operator, values, None, until)
         else:
-            arrays: list[AnyArray] = []
-            for part in parts:
-                arrays.append(array_part(part, arrays))
-            mine = arrays[rank]
-            if output is not None and _form(output) != _form(mine):
-                raise ValueError(
-                    f"the output of reduce_scatter has dtype {shown_dtype(output.dtype)} and shape "
-                    f"{output.shape}, and this rank's part is {shown_dtype(mine.dtype)} {mine.shape}"
-                )
-            operator = operator_for(operator, mine.dtype)
-            shape = whole.shape if whole is not None else tuple(array.shape for array in arrays)
-            flat = np.concatenate([array.reshape(-1) for array in arrays], dtype=mine.dtype)
+            shape = whole.shape if whole is not None else tuple(array.shape for array in values)
+            flat = np.concatenate([array.reshape(-1) for array in values], dtype=mine.dtype)
             self._combine(local, Operation.reduce_scatter, operator, flat, shape, None, until)
-            start = sum(array.size for array in arrays[:rank])
+            start = sum(array.size for array in values[:rank])
             found = flat[start : start + mine.size].reshape(mine.shape).copy()
         if output is None:
             return found
@@ -360,7 +350,7 @@ class HostOperations:
             # Of each rank that sends, what all take or, if it has a value for each rank, theirs.
             outgoing = [
                 [row if len(row) <= 1 else list(row[ranks.start : ranks.stop]) for row in rows if row]
-                if pattern.takers is Members.ALL or root in ranks
+                if not pattern.to_root or root in ranks
                 else []
                 for ranks in self._hosts
             ]
@@ -372,7 +362,7 @@ class HostOperations:
                 given += some if host == self._here else pickling.loads(came[host][0], self._context.store)
             parts = [
                 [row[0 if len(row) == 1 else place] for row in given]
-                if pattern.takers is Members.ALL or rank == root
+                if not pattern.to_root or rank == root
                 else []
                 for place, rank in enumerate(self._hosts[self._here])
             ]

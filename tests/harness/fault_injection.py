@@ -22,7 +22,7 @@ POINTS = ("enter", "wrote_header", "half_payload", "wrote_flag", "waiting", "lea
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT, "raise": None}
 """What can be done there: a signal, or `FaultInjected`."""
 MODULES = (
-    "collectives.all_reduce", "collectives.direct", "collectives.in_place", "collectives.reduce",
+    "collectives.direct", "collectives.in_place", "collectives.reduce",
     "point_to_point.endpoints", "point_to_point.streaming", "runtime.rank_context", "runtime.waiting",
     "slots.slot_protocol",
 )  # fmt: skip

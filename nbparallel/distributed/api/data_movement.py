@@ -26,9 +26,7 @@ from nbparallel.distributed.arguments import (
     rows_of,
     value_and_outputs,
 )
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import ALL_GATHER, ALL_TO_ALL, BROADCAST, GATHER, SCATTER
-from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.runtime.shared_arrays import as_operand
 from nbparallel.distributed.work import Work
 from nbparallel.errors import ReadOnlyArrayError
@@ -158,7 +156,7 @@ class DataMovement(OperationBase):
                     "broadcast with view=True returns the root's array: pass None on the other ranks"
                 )
             return call.move(BROADCAST, (tensor,) if mine else (), root=root)
-        return call.run(GroupCollectives.broadcast, NonblockingCalls.broadcast, tensor, root)
+        return call.run("broadcast", tensor, root)
 
     @overload
     def all_gather(

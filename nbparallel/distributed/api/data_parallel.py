@@ -339,9 +339,9 @@ class DataParallel(OperationBase):
             if one or (
                 last is not None and (plan := last.is_repeated_by(arrays, bucket_nbytes, self.world_size))
             ):
-                reduction = self._world.all_reduce
+                reduction = self._world.reductions
                 if plan is None:
-                    found = self._run_step(reduction.run, x, ONE, limit)
+                    found = self._run_step(reduction.all_reduce, x, ONE, limit)
                 else:
                     found = self._run_step(average_buckets, reduction, arrays, plan, limit)
                 if found is not None and found is not False:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase, T, Timeout
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.collectives.nonblocking import NonblockingCalls, pairs_of
 from nbparallel.distributed.work import Work
 from nbparallel.wire.control import Operation
 
@@ -87,7 +85,7 @@ class MpiReductions(OperationBase):
         1  # on rank 0; 3 on rank 1, 6 on rank 2
         """
         call = self._operation("scan", group, timeout, async_op)
-        return call.run(GroupCollectives.scan, NonblockingCalls.scan, tensor, op)
+        return call.run("scan", tensor, op)
 
     @overload
     def exscan(
@@ -161,7 +159,7 @@ class MpiReductions(OperationBase):
         ``MPI_Exscan`` in place.  None on the first rank is what mpi4py returns there.
         """
         call = self._operation("exscan", group, timeout, async_op)
-        return call.run(GroupCollectives.exscan, NonblockingCalls.exscan, tensor, op)
+        return call.run("exscan", tensor, op)
 
     def maxloc(
         self,
@@ -230,5 +228,4 @@ class MpiReductions(OperationBase):
         timeout: Timeout,
     ) -> Any:
         call = self._operation(operation.name, group, timeout, async_op)
-        pairs = pairs_of(x, self.rank if location is None else location, operation.name)
-        return call.run(GroupCollectives.locate, NonblockingCalls.locate, operation, pairs, like=x)
+        return call.run("locate", operation, x, self.rank if location is None else location, like=x)

@@ -7,9 +7,7 @@ from typing import Any
 
 from nbparallel.distributed.api.operation_base import GroupLike, OperationBase
 from nbparallel.distributed.arguments import PROC_NULL
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.movements import ALL_GATHER, GATHER, SCATTER
-from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 
 
 class ObjectLists(OperationBase):
@@ -58,7 +56,7 @@ class ObjectLists(OperationBase):
         call = self._operation("broadcast_object_list", group)
         root = call.root(src, group_src, "src")
         value = object_list if call.state.index == root else None
-        found = call.run(GroupCollectives.broadcast, NonblockingCalls.broadcast, value, root)
+        found = call.run("broadcast", value, root)
         if len(found) != len(object_list):
             raise ValueError(
                 f"the list on rank {call.state.ranks[root]} has length {len(found)}, this one "

@@ -9,11 +9,7 @@ from typing import Any, Protocol, TypeVar
 from nbparallel.distributed.arguments import MISSING, check_outputs, deadline
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState, GroupTable
 from nbparallel.distributed.collectives.movements import Pattern
-from nbparallel.distributed.collectives.nonblocking import (
-    NonblockingCall,
-    NonblockingCalls,
-    PendingOperation,
-)
+from nbparallel.distributed.collectives.nonblocking import PendingOperation
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -181,7 +177,7 @@ class OperationBase:
         self,
         state: GroupState,
         name: str,
-        describe: Callable[..., NonblockingCall],
+        operation: str,
         args: Sequence[Any],
         filled: Any = None,
         like: Any = None,
@@ -191,7 +187,7 @@ class OperationBase:
 
         def start() -> None:
             collectives = state.collectives or self._group_table.open(state, None)
-            movement, complete = describe(collectives.nonblocking, *args)
+            movement, complete = getattr(collectives.nonblocking, operation)(*args)
             if is_tensor(like):
                 compute = complete
                 complete = lambda found: in_kind_of(like, compute(found))  # noqa: E731
@@ -276,21 +272,10 @@ class OperationCall:
         filled : object, optional
             What the user passed to be filled: it is returned instead of the outputs.
         """
-        args = pattern, values, outputs, root, self._view
-        return self.run(GroupCollectives.move, NonblockingCalls.move, *args, filled=filled)
+        return self.run("move", pattern, values, outputs, root, self._view, filled=filled)
 
-    def run(
-        self,
-        blocking: Callable[..., Any],
-        nonblocking: Callable[..., NonblockingCall],
-        *args: Any,
-        filled: Any = None,
-        like: Any = None,
-    ) -> Any:
-        """Run an operation that has a blocking algorithm of its own.
-
-        It is ``blocking(collectives, *args, deadline_ns)`` or ``nonblocking(calls, *args)``: functions and
-        their arguments, since a lambda for each call costs as much as the two calls that it saves to write.
+    def run(self, operation: str, *args: Any, filled: Any = None, like: Any = None) -> Any:
+        """Run the operation of this name, of `GroupCollectives`, `WorldOperations` or nonblocking `Calls`.
 
         Parameters
         ----------
@@ -300,8 +285,7 @@ class OperationCall:
             If it is a tensor, new arrays return as tensors.
         """
         if self._async_op:
-            return self._base._start(self.state, self._name, nonblocking, args, filled, like)
-        if self._across is not None:
-            blocking = getattr(self._across, blocking.__name__)
-        found = self._base._run(self.state, self._deadline_ns, blocking, *args)
+            return self._base._start(self.state, self._name, operation, args, filled, like)
+        call = getattr(GroupCollectives if self._across is None else self._across, operation)
+        found = self._base._run(self.state, self._deadline_ns, call, *args)
         return in_kind_of(like, found) if filled is None else filled

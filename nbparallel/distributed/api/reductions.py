@@ -26,8 +26,6 @@ from nbparallel.distributed.arguments import (
     parts_of,
     value_and_outputs,
 )
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives
-from nbparallel.distributed.collectives.nonblocking import NonblockingCalls
 from nbparallel.distributed.runtime.shared_arrays import as_operand
 from nbparallel.distributed.work import Work
 
@@ -126,10 +124,12 @@ class Reductions(OperationBase):
         context = self._context
         if not (context.ready and context.plain) or group is not None or async_op:
             call = self._operation("all_reduce", group, timeout, async_op)
-            return call.run(GroupCollectives.run_all_reduce, NonblockingCalls.all_reduce, tensor, op)
+            return call.run("all_reduce", tensor, op)
         context.ready = False
         try:
-            value = self._world.all_reduce.run(tensor, op, None if timeout is None else deadline(timeout))
+            value = self._world.reductions.all_reduce(
+                tensor, op, None if timeout is None else deadline(timeout)
+            )
             context.ready = True
         except BaseException as error:
             context.failed(error)
@@ -182,7 +182,7 @@ class Reductions(OperationBase):
         context = self._context
         if not (context.ready and context.plain) or group is not None or async_op:
             call = self._operation("barrier", group, timeout, async_op)
-            return call.run(GroupCollectives.barrier, NonblockingCalls.barrier)
+            return call.run("barrier")
         context.ready = False
         try:
             self._world.barrier(None if timeout is None else deadline(timeout))
@@ -206,7 +206,7 @@ class Reductions(OperationBase):
             The call timed out; it names the missing ranks.
         """
         call = self._operation("monitored_barrier", group, timeout)
-        call.run(GroupCollectives.monitored_barrier, NonblockingCalls.barrier)
+        call.run("monitored_barrier")
 
     @untraced
     def all_reduce_coalesced(
@@ -300,7 +300,7 @@ class Reductions(OperationBase):
         """
         call = self._operation("reduce", group, timeout, async_op)
         root = call.root(dst, group_dst, "dst")
-        return call.run(GroupCollectives.reduce, NonblockingCalls.reduce, tensor, root, op)
+        return call.run("reduce", tensor, root, op)
 
     @predefined
     def reduce_scatter(
@@ -353,7 +353,7 @@ class Reductions(OperationBase):
         parts = parts_of(plain, call.size, "reduce_scatter")
         whole = plain if type(plain) is np.ndarray else None
         return call.run(
-            GroupCollectives.reduce_scatter, NonblockingCalls.reduce_scatter, parts, whole, op, target,
+            "reduce_scatter", parts, whole, op, target,
             filled=None if target is None else tensor, like=parts[0] if plain is values else values,
         )  # fmt: skip
 
@@ -378,7 +378,7 @@ class Reductions(OperationBase):
         whole = as_operand(input)
         parts = equal_parts(input if whole is None else whole, target, call.size, name, "input")
         return call.run(
-            GroupCollectives.reduce_scatter, NonblockingCalls.reduce_scatter, parts, whole, op, target,
+            "reduce_scatter", parts, whole, op, target,
             filled=output,
         )  # fmt: skip
 

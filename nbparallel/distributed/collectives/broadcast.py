@@ -11,8 +11,9 @@ import functools
 from typing import Any
 
 from nbparallel.distributed.collectives.direct import direct_broadcast
-from nbparallel.distributed.collectives.exchange import NOTHING, Exchange, message_of, packed_payload
+from nbparallel.distributed.collectives.exchange import NOTHING, Exchange, ExchangeRecord, opened, record_of
 from nbparallel.distributed.collectives.in_place import InPlaceReading
+from nbparallel.distributed.collectives.movements import READ_ONLY
 from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, NUMBER, VIEW, Envelope
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -35,11 +36,6 @@ from nbparallel.distributed.slots.fingerprint import (
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.sharing.tensors import fill_module, is_module, is_tensor, shown_dtype
 from nbparallel.wire.control import Operation
-
-READ_ONLY = (
-    "broadcast fills this array on all ranks but the source, and it is read-only: pass `x.copy()`, which is "
-    "filled and returned, or None there to get a new one"
-)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -72,12 +68,12 @@ class Broadcast:
             return self._into_read_only(x, array, span, root)
         if len(protocol.ranks) == 1:
             return x
-        left = self._exchange.writer.leave(x) if mine else NOTHING
+        left = self._exchange.leave(x) if mine else NOTHING
         label = self._fingerprint(x, array, root, mine=mine)
         protocol.begin(Operation.broadcast, label, context.call_site.line())
         if mine:
             context.nbytes += left.nbytes
-            protocol.put(packed_payload(left))
+            protocol.put(record_of([left], [], [], [], False))
         direct = (
             array is not None and span is not None and span.direct and array.nbytes > protocol.payload_nbytes
         )
@@ -152,7 +148,9 @@ class Broadcast:
         return _object_label(rank, type(x).__name__ if mine else "")
 
     def _message(self, root: int) -> Envelope:
-        return message_of(self._protocol.get(root), root)
+        record = opened(self._protocol.get(root))
+        assert isinstance(record, ExchangeRecord), "the root's payload fits into its slot"
+        return record.payload(root, self._protocol.index)
 
     def _is_of_root(self, array: AnyArray, root: int) -> bool:
         """Whether a shared array is the root's, which is shared too: the same elements in the same memory."""

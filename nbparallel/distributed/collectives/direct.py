@@ -11,7 +11,7 @@ combined there, and copied back.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
@@ -77,19 +77,11 @@ def _write_slice(
 
 
 def attached_arrays(
-    context: RankContext, protocol: SlotProtocol, x: AnyArray, writable: int | None = -1
+    context: RankContext, protocol: SlotProtocol, flat: AnyArray, writable: Container[int | None]
 ) -> list[AnyArray]:
-    """Return the flat arrays of all members, of which each has left a handle; `x` is this member's.
-
-    Parameters
-    ----------
-    writable : int, optional
-        The member whose array is written to; None: none, and -1: all.
-    """
+    """Return the flat arrays of all members, of which each has left a handle; some are `writable`."""
     return [
-        x.reshape(-1)
-        if i == protocol.index
-        else context.memory.attach(bytes(protocol.get(i)), writable=writable in (i, -1))
+        flat if i == protocol.index else context.memory.attach(bytes(protocol.get(i)), writable=i in writable)
         for i in range(len(protocol.ranks))
     ]
 
@@ -104,31 +96,6 @@ def direct_all_reduce(
         combine(operator, parts, parts[0])
         for part in parts[1:]:
             part[...] = parts[0]
-
-    _write_slice(context, protocol, arrays[0].size, BLOCK, work)
-
-
-def direct_scan(
-    context: RankContext,
-    protocol: SlotProtocol,
-    arrays: Sequence[AnyArray],
-    operator: Operator,
-    *,
-    exclusive: bool,
-) -> None:
-    """Combine each of the flat arrays of all members with those of lower members."""
-    size = min(BLOCK, arrays[0].size)
-    partial = [np.empty(size, arrays[0].dtype) for _ in range(2)]
-
-    def work(begin: int, end: int) -> None:
-        total, following = (part[: end - begin] for part in partial)
-        total[...] = arrays[0][begin:end]
-        for i, array in enumerate(arrays[1:], 1):
-            mine = array[begin:end]
-            operator.ufunc(total, mine, out=following)
-            mine[...] = total if exclusive else following
-            finish_array(operator, mine, i if exclusive else i + 1)
-            total, following = following, total
 
     _write_slice(context, protocol, arrays[0].size, BLOCK, work)
 
@@ -175,19 +142,22 @@ def _combine_blocks(
     arrays: list[AnyArray], target: AnyArray, origin: int, operator: Operator
 ) -> Callable[[int, int], None]:
     """Return what combines a block in rank order; `target` begins with element `origin`."""
-    ufunc, last = operator.ufunc, len(arrays) - 1
-    partial = np.empty(min(BLOCK, target.size) if last > 1 else 0, target.dtype)
+    partial = np.empty(min(BLOCK, target.size) if len(arrays) > 2 else 0, target.dtype)
 
     def work(begin: int, end: int) -> None:
-        total = arrays[0][begin:end]
-        out = target[begin - origin : end - origin]
-        for k in range(1, last):  # not in `out`, which may be one of the arrays
-            total = ufunc(total, arrays[k][begin:end], out=partial[: end - begin])
-        ufunc(total, arrays[last][begin:end], out=out)
-        if operator.finish is not None:
-            operator.finish(out, len(arrays))
+        parts = [array[begin:end] for array in arrays]
+        combine_parts(operator, parts, target[begin - origin : end - origin], partial[: end - begin])
 
     return work
+
+
+def combine_parts(operator: Operator, parts: Sequence[AnyArray], out: AnyArray, partial: AnyArray) -> None:
+    """Combine two arrays or more in rank order into `out`, which may be any of them."""
+    total = parts[0]
+    for part in parts[1:-1]:
+        total = operator.ufunc(total, part, out=partial)
+    operator.ufunc(total, parts[-1], out=out)
+    finish_array(operator, out, len(parts))
 
 
 _PLACE = struct.Struct("<Q")

@@ -6,27 +6,32 @@ other, the same on every member.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nbparallel.distributed.arguments import check_group_rank, check_rank
-from nbparallel.distributed.collectives.all_reduce import AllReduce
 from nbparallel.distributed.collectives.broadcast import Broadcast
 from nbparallel.distributed.collectives.direct import KeptBuffer
 from nbparallel.distributed.collectives.exchange import Exchange
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.movements import Movement, Movements, Pattern
-from nbparallel.distributed.collectives.nonblocking import MaxLoc, NonblockingCalls, ProgressEngine, Scan
+from nbparallel.distributed.collectives.movements import Calls, Movement, checked_parts
+from nbparallel.distributed.collectives.nonblocking import ProgressEngine
 from nbparallel.distributed.collectives.reduce import Reduce
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.runtime.shared_arrays import (
+    AnyArray,
+    as_operand,
+    decode_handle,
+    encode_handle,
+)
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_area import SlotArea, group_area, group_nbytes, prepare
-from nbparallel.distributed.slots.slot_protocol import PendingSlots, SlotProtocol
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import InternalError, ProtocolError, rank_list
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import Operation
@@ -38,26 +43,19 @@ _MONITORED_BARRIER = fingerprint("monitored_barrier")
 class GroupCollectives:
     """The collective operations of one rank in one group.
 
-    Roots are group ranks, not ranks of the world.
+    Roots are group ranks, not ranks of the world.  The last argument of each is its deadline.
     """
 
     def __init__(self, context: RankContext, area: SlotArea, buffer: KeptBuffer) -> None:
         self._context, self._area = context, area
         protocol = self.protocol = SlotProtocol(context, area)
-        pending_slots = PendingSlots(context, protocol)
         self.in_place = in_place = InPlaceReading(context, protocol)
-        self.all_reduce = AllReduce(context, protocol, buffer, in_place)
-        self._scans = [Scan(context, protocol, buffer, exclusive=exclusive) for exclusive in (False, True)]
-        self._locating = {
-            operation: MaxLoc(context, protocol, buffer, in_place, operation)
-            for operation in (Operation.maxloc, Operation.minloc)
-        }
-        self._reduce = Reduce(context, protocol, buffer, in_place)
-        self._exchange = Exchange(context, pending_slots, in_place, buffer)
+        self.reductions = Reduce(context, protocol, buffer, in_place)
+        self._exchange = Exchange(context, protocol, in_place, buffer)
         self._broadcast = Broadcast(context, protocol, self._exchange, in_place)
-        self._movements = Movements(area.ranks, area.index)
-        self.nonblocking = NonblockingCalls(area.ranks, area.index)
-        self.pending = ProgressEngine(pending_slots, self._exchange, self._changed)
+        self._calls = Calls(area.ranks, area.index)
+        self.nonblocking = Calls(area.ranks, area.index, nonblocking=True)
+        self.pending = ProgressEngine(context, protocol, self._exchange, self._changed)
 
     def _changed(self) -> None:
         """Disable the fast paths of the world while one of its collectives is pending."""
@@ -89,25 +87,16 @@ class GroupCollectives:
         self._context.operations += 1
         return self._broadcast(x, root)
 
-    def run_all_reduce(self, x: Any, op: str, deadline_ns: int | None) -> Any:
+    def all_reduce(self, x: Any, op: str, deadline_ns: int | None) -> Any:
         """Return the combination of all values; an array in place."""
-        return self.all_reduce.run(x, op, deadline_ns)
-
-    def scan(self, x: Any, op: str, deadline_ns: int | None) -> Any:
-        """Return the combination of the values of the members up to this one; an array in place."""
-        return self._scans[False].run(x, op, deadline_ns)
-
-    def exscan(self, x: Any, op: str, deadline_ns: int | None) -> Any:
-        """Return the combination of the values of the members before this one; an array in place."""
-        return self._scans[True].run(x, op, deadline_ns)
-
-    def locate(self, operation: Operation, pairs: Any, deadline_ns: int | None) -> tuple[Any, Any]:
-        """Return the best values of all members and their locations."""
-        return self._locating[operation].locate(pairs, deadline_ns)
+        return self.reductions.all_reduce(x, op, deadline_ns)
 
     def reduce(self, x: Any, root: int, op: str, deadline_ns: int | None) -> Any:
         """Return the combination of all values on `root`; None elsewhere."""
-        return self._reduce.reduce(x, root, op, deadline_ns)
+        array = x if type(x) is np.ndarray else as_operand(x)
+        if array is None:
+            return self._exchanged("reduce", x, root, op, deadline_ns)
+        return self.reductions.reduce(x, array, root, op, deadline_ns)
 
     def reduce_scatter(
         self,
@@ -117,27 +106,28 @@ class GroupCollectives:
         output: AnyArray | None,
         deadline_ns: int | None,
     ) -> Any:
-        """Return this member's part of the combination of all values; see `Reduce.reduce_scatter`."""
-        return self._reduce.reduce_scatter(parts, whole, op, output, deadline_ns)
+        """Return this member's part of the combination of all values, of the `whole` if that is an array."""
+        operator, values = checked_parts(parts, whole, op, output, self._area.index)
+        if not isinstance(values[0], np.ndarray):
+            return self._exchanged("reduce_scatter", parts, whole, op, output, deadline_ns)
+        return self.reductions.reduce_scatter(operator, values, whole, output, deadline_ns)
 
-    def move(
-        self,
-        pattern: Pattern,
-        values: Sequence[Any],
-        outputs: Sequence[AnyArray],
-        root: int | None,
-        view: bool,
-        deadline_ns: int | None,
-    ) -> Any:
-        """Move values as a pattern says; returns what came from the sources."""
-        movement = self._movements(pattern, values, outputs, root, view)
-        return movement.result(self._exchange(movement, deadline_ns))
+    def _exchanged(self, name: str, *args: Any) -> Any:
+        """Return what a call returns that is one exchange, as its nonblocking form is."""
+        *passed, deadline_ns = args
+        movement, complete = getattr(self._calls, name)(*passed)
+        return complete(self._exchange(movement, deadline_ns))
+
+    move = functools.partialmethod(_exchanged, "move")
+    scan = functools.partialmethod(_exchanged, "scan")
+    exscan = functools.partialmethod(_exchanged, "exscan")
+    locate = functools.partialmethod(_exchanged, "locate")
 
     def exchange_values(
         self, operation: Operation, shown: Any, value: Any, deadline_ns: int | None
     ) -> list[Any]:
         """Return the values of all members, as one step of an `operation` that was called with `shown`."""
-        return self._exchange(self._movements.step(operation, shown, value), deadline_ns)
+        return self._exchange(self._calls.step(operation, shown, value), deadline_ns)
 
     def meet(
         self, operation: Operation, label: Fingerprint, value: Any, deadline_ns: int | None
@@ -158,8 +148,7 @@ class GroupCollectives:
         """Release all memory."""
         self.in_place.close()
         self._exchange.close()
-        for reduction in (self.all_reduce, *self._scans, *self._locating.values()):
-            reduction.close()
+        self.reductions.close()
         self.protocol.close()
         self._area.close()
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from nbparallel.distributed.collectives.direct import MARGIN, slice_bounds
+from nbparallel.distributed.collectives.direct import MARGIN, combine_parts, slice_bounds
 from nbparallel.distributed.operators import Operator
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
@@ -214,7 +214,7 @@ class InPlaceReading:
 
         A block at a time: the sum so far and what is added to it stay in the cache.
         """
-        ufunc, size, index, itemsize = operator.ufunc, self._size, self._index, flat.itemsize
+        size, index, itemsize = self._size, self._index, flat.itemsize
         count = max(1, BLOCK // itemsize // (size - 1))
         rows = self._scratch(count, flat)
         others = [(i, addresses[i]) for i in range(size) if i != index]
@@ -227,12 +227,7 @@ class InPlaceReading:
                     [(i, at + begin * itemsize, part) for (i, at), part in zip(others, parts, strict=True)]
                 )
                 parts.insert(index, flat[begin:end])
-                total = parts[0]
-                for part in parts[1:-1]:
-                    total = ufunc(total, part, out=sums)
-                ufunc(total, parts[-1], out=out)
-                if operator.finish is not None:
-                    operator.finish(out, size)
+                combine_parts(operator, parts, out, sums)
                 # fault: half_payload if turn == (high - low) // count // 2
                 if turn % CHECK_EVERY == CHECK_EVERY - 1:
                     self._context.check_peers(self._protocol.peers)

@@ -11,162 +11,18 @@ combines them itself.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from nbparallel.distributed.collectives.all_reduce import (
-    AllReduce,
-    Averaging,
-    ReductionSignature,
-    array_label,
-    check_number,
-    combine_numbers,
-)
-from nbparallel.distributed.collectives.broadcast import READ_ONLY
-from nbparallel.distributed.collectives.direct import KeptBuffer, direct_scan
-from nbparallel.distributed.collectives.exchange import Exchange, PreparedRecord
-from nbparallel.distributed.collectives.movements import BARRIER, BROADCAST, Movement, Movements, Pattern
-from nbparallel.distributed.operators import (
-    LOCATING,
-    Operator,
-    combine,
-    find_operator,
-    operator_for,
-    shown_dtype,
-)
+from nbparallel.distributed.collectives.exchange import Exchange
+from nbparallel.distributed.collectives.movements import Movement
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import (
-    AnyArray,
-    as_operand,
-    as_plain_array,
-    in_kind_of,
-    read_only,
-)
-from nbparallel.distributed.slots.slot_protocol import PendingSlot, PendingSlots, SlotProtocol
+from nbparallel.distributed.runtime.shared_arrays import copied
+from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.distributed.work import Work
-from nbparallel.errors import IN_PLACE
-from nbparallel.sharing.tensors import bits_name, fill_module, is_module, is_tensor
-from nbparallel.wire.control import Operation
-
-# Variants of all_reduce, whose bytes take the same routes: scan and exscan, maxloc and minloc.
-#
-# A scan combines each rank's own values with those of all lower ranks:
-#
-# * small arrays: the slots up to its own;
-# * shared arrays: member i adds up slice i of all arrays, one after the other, and writes each sum on its
-#   way;
-# * others: the copies up to its own, a piece at a time.
-#
-# `maxloc` reduces pairs: a value and a location travel as one element of a structured dtype.
-
-_LARGEST = np.iinfo(np.int64).max
-
-
-class Scan(AllReduce):
-    """One rank's side of `scan` in a group, or of `exscan`, which leaves its own values out."""
-
-    def __init__(
-        self, context: RankContext, protocol: SlotProtocol, buffer: KeptBuffer, *, exclusive: bool
-    ) -> None:
-        super().__init__(context, protocol, buffer, None, Operation.exscan if exclusive else Operation.scan)
-        self._exclusive = exclusive
-        self._count = self._index if exclusive else self._index + 1
-
-    def run(self, x: Any, op: str | Averaging, deadline_ns: int | None, line: int = 0) -> Any:
-        """Combine `x` of the lower ranks, and its own; None if there are none, and `x` is as before."""
-        found = super().run(x, op, deadline_ns, line)
-        return found if self._count else None
-
-    def _combine_numbers(self, operator: Operator, values: Sequence[Any]) -> Any:
-        return combine_numbers(operator, values[: self._count]) if self._count else None
-
-    def combine_slots(self, plan: ReductionSignature, views: list[AnyArray], x: AnyArray) -> None:
-        """Combine what lies on the slots of lower ranks into `x`."""
-        inputs = views[: self._count]
-        if len(inputs) == 1:
-            x[...] = inputs[0]
-        elif inputs:
-            with np.errstate(all="ignore"):
-                combine(plan.operator, inputs, x)
-
-    def _combine_directly(self, plan: ReductionSignature, arrays: list[AnyArray]) -> None:
-        direct_scan(self._context, self._protocol, arrays, plan.operator, exclusive=self._exclusive)
-
-    def _combine_copies(self, plan: ReductionSignature, flat: AnyArray) -> None:
-        """Add up what lower ranks have copied: half of what it takes to write there as well."""
-        for piece, arrays in self._buffer.pieces(self._protocol, flat):
-            self.combine_slots(plan, arrays, flat[piece])
-            self._protocol.synchronize()
-
-
-class MaxLoc(AllReduce):
-    """One rank's side of `maxloc` or `minloc` in a group."""
-
-    def locate(self, pairs: Any, deadline_ns: int | None) -> tuple[Any, Any]:
-        """Return the best values of all members and their locations; `pairs` are those of this one."""
-        return separate(self.run(pairs, "", deadline_ns))
-
-    def _plan(self, op: str | Averaging, x: AnyArray) -> ReductionSignature:
-        operator = LOCATING[self._operation.name]
-        plan = ReductionSignature(self._operation, operator, x.dtype, x.shape, self.inline_nbytes)
-        self._remember((op, x.dtype, x.shape), plan)
-        return plan
-
-    def _all_reduce_other(self, x: Any, op: Any, deadline_ns: int | None) -> Any:
-        return self._all_reduce_number(x, type(x[0]).__name__, LOCATING[self._operation.name], deadline_ns)
-
-
-def pairs_of(x: Any, location: Any, operation: str) -> Any:
-    """Return the pairs of what a rank passes: a new array of them, or a tuple for a number.
-
-    Raises
-    ------
-    TypeError
-        The values have no order, or a location is no integer.
-    ValueError
-        There are as many locations as there are not values.
-    """
-    where = np.asarray(location) if isinstance(location, int | np.integer) else as_operand(location)
-    if where is None or where.dtype.kind not in "iu" or (where > _LARGEST).any():
-        raise TypeError(
-            f"the location of {operation} must be an int of 64 bits, or an array of them, not {location!r}"
-        )
-    operator = LOCATING[operation]
-    array = as_operand(x)
-    if array is None:
-        value = check_number(operator, x, operation)
-        if isinstance(value, complex | np.complexfloating):
-            raise TypeError(f"{operation} needs an order, and complex numbers have none")
-        if where.ndim:
-            raise ValueError(f"the location of a number must be one int, not an array of shape {where.shape}")
-        return value, int(location)
-    if array.dtype.kind not in operator.kinds:
-        hint = ": pass `x.float()`" if bits_name(array.dtype) else ""
-        raise TypeError(
-            f"{operation} needs real numbers, and this array has dtype {shown_dtype(array.dtype)}{hint}"
-        )
-    if where.ndim and where.shape != array.shape:
-        raise ValueError(
-            f"the location of {operation} must be one int or have the shape {array.shape} of the array, not "
-            f"{where.shape}"
-        )
-    pairs = np.zeros(array.shape, np.dtype([("value", array.dtype), ("location", np.int64)], align=True))
-    pairs["value"], pairs["location"] = array, where
-    return pairs
-
-
-def separate(pairs: Any) -> tuple[Any, Any]:
-    """Return the values and the locations of pairs."""
-    return pairs if isinstance(pairs, tuple) else (pairs["value"].copy(), pairs["location"].copy())
-
-
-NonblockingCall = tuple[Movement, Callable[[list[Any]], Any]]
-"""What is moved, and the function from what came from each source to what the operation returns."""
 
 
 @dataclass(slots=True)
@@ -179,17 +35,31 @@ class PendingOperation:
     work: Work
     filled: Any = None
     """What the user passed to be filled: it is the result instead, unless None."""
-    record: PreparedRecord | None = None
-    slot: PendingSlot | None = None
-    """None until there is a slot for it."""
+    values: Sequence[Any] = ()
+    """Copies of its values: what this member takes itself."""
+    record: bytes = b""
+    keepalive: object = None
+    """What the record refers to, to be held until it was read."""
+    state: dict[str, Any] | None = None
+    """Of the slot protocol when it was posted; None until there is a slot for it."""
 
 
 class ProgressEngine:
-    """The pending collectives of one group on this rank."""
+    """The pending collectives of one group on this rank.
 
-    def __init__(self, pending_slots: PendingSlots, exchange: Exchange, changed: Callable[[], None]) -> None:
-        self._pending_slots, self._exchange, self._changed = pending_slots, exchange, changed
-        self._protocol = pending_slots.protocol
+    A pending collective is an ordinary one whose state is put aside between two steps: what the slot protocol
+    keeps of the collective that it is in is saved, and restored when all members have arrived.
+    """
+
+    def __init__(
+        self,
+        context: RankContext,
+        protocol: SlotProtocol,
+        exchange: Exchange,
+        changed: Callable[[], None],
+    ) -> None:
+        self._context, self._protocol, self._exchange = context, protocol, exchange
+        self._changed = changed
         self._queue: deque[PendingOperation] = deque()
         self._busy = False
 
@@ -198,7 +68,8 @@ class ProgressEngine:
 
     def add(self, pending: PendingOperation) -> None:
         """Begin a collective; its values are copied now, even if there is no slot yet."""
-        pending.record = self._exchange.prepare(pending.movement)
+        pending.values = [copied(x) for x in pending.movement.values]
+        pending.record, pending.keepalive, _ = self._exchange.write(pending.movement, pending.values)
         self._queue.append(pending)
         self._changed()
         self.advance()
@@ -211,25 +82,48 @@ class ProgressEngine:
         try:
             while self._queue:
                 for pending in self._queue:
-                    if pending.slot is None and pending.record is not None and self._protocol.has_free_slot():
-                        pending.slot = self._exchange.post(
-                            pending.movement, pending.record, pending.work.line
-                        )
-                    if pending.slot is None:
+                    if pending.state is None and not self._protocol.has_free_slot():
                         break
+                    if pending.state is None:
+                        self._post(pending)
                 first = self._queue[0]
-                if first.slot is None or self._protocol.missing(first.slot.arrivals):
+                if first.state is None or self._protocol.missing(first.state["arrivals"]):
                     return
-                self._finish(first, first.slot)
+                self._finish(first, first.state)
         finally:
             self._busy = False
 
-    def _finish(self, pending: PendingOperation, slot: PendingSlot) -> None:
-        """Complete a collective; an error of this call alone is raised by its `Work.wait`."""
-        work, record = pending.work, pending.record
-        assert record is not None, "a collective that has a slot has a record"
+    def _post(self, pending: PendingOperation) -> None:
+        """Write a record and arrive; there is a free slot."""
+        context, protocol, movement = self._context, self._protocol, pending.movement
+        outer = context.open  # posted while another operation waits: that one is still open afterwards
+        protocol.begin(movement.operation, movement.fingerprint, pending.work.line)
+        self._exchange.hold(pending.keepalive)
+        protocol.put(pending.record)
+        protocol.arrive()
+        pending.state = protocol.state()
+        context.open = outer
+
+    @contextlib.contextmanager
+    def _resumed(self, state: dict[str, Any]) -> Iterator[None]:
+        """Within the context, the protocol is in a pending collective."""
+        former = self._protocol.state()
+        self._protocol.restore(state)
         try:
-            found = self._exchange.collect(pending.movement, record, slot)
+            yield
+        finally:
+            self._protocol.restore(former)
+
+    def _finish(self, pending: PendingOperation, state: dict[str, Any]) -> None:
+        """Complete a collective; an error of this call alone is raised by its `Work.wait`."""
+        context, protocol, work = self._context, self._protocol, pending.work
+        outer, context.open = context.open, state["number"]
+        try:
+            with self._resumed(state):
+                context.waiter.fence()  # read the slots only after their arrival counters
+                protocol.compare()
+                _, found = self._exchange.read(pending.movement, pending.values)
+                protocol.release(wake=True)
         except ValueError as error:  # overlapping memory: all members ended it, before any array was written
             work.fail(error)
         except BaseException as error:
@@ -242,6 +136,7 @@ class ProgressEngine:
             except Exception as error:  # noqa: BLE001 - the values of other members can raise anything when combined
                 work.fail(error)
         finally:
+            context.open = context.open or outer  # not 0: the collective did not come to its end
             self._queue.popleft()
             self._changed()
 
@@ -252,140 +147,32 @@ class ProgressEngine:
             if self._queue and (work is None or not work.done):
                 self._busy = True  # the wait has changed the protocol: nothing may be posted until it ends
                 try:
-                    self._pending_slots.wait_for(self._queue[0].slot, deadline_ns)
+                    self._wait_for(self._queue[0].state, deadline_ns)
                 finally:
                     self._busy = False
+
+    def _wait_for(self, state: dict[str, Any] | None, deadline_ns: int | None) -> None:
+        """Wait until every member has arrived at a collective; if None, until there is a free slot."""
+        protocol = self._protocol
+        if state is None:
+            protocol.deadline_ns = deadline_ns
+            protocol.wait_for_readers(protocol.number + 1)
+            return
+        with self._resumed(state):
+            protocol.deadline_ns = deadline_ns
+            protocol.wait_for_arrivals()
 
     def poll(self, work: Work) -> None:
         """Advance without blocking; raises if `work` can never complete, so that no rank polls forever."""
         self.advance()
-        first = self._queue[0] if self._queue and not work.done else None
-        if first is not None and first.slot is not None and self._pending_slots.is_hopeless(first.slot):
-            self.flush(work)
+        state = self._queue[0].state if self._queue and not work.done else None
+        if state is not None:
+            self._context.check_peers(self._protocol.peers)
+            if any(map(self._context.gone, self._protocol.missing(state["arrivals"]))):
+                self.flush(work)
 
     def drop(self) -> None:
         """Drop all pending collectives at the end of their cell."""
         while self._queue:
             self._queue.popleft().work.drop()
         self._changed()
-
-
-class NonblockingCalls:
-    """The nonblocking form of each collective of one rank in one group."""
-
-    def __init__(self, ranks: Sequence[int], index: int) -> None:
-        self._ranks, self._index = ranks, index
-        self._movements = Movements(ranks, index, nonblocking=True)
-
-    def move(
-        self,
-        pattern: Pattern,
-        values: Sequence[Any],
-        outputs: Sequence[AnyArray],
-        root: int | None,
-        view: bool = False,
-    ) -> NonblockingCall:
-        """Move values, and return them; `view` is for calls that block."""
-        movement = self._movements(pattern, values, outputs, root)
-        return movement, movement.result
-
-    def barrier(self) -> NonblockingCall:
-        """Move nothing."""
-        return self.move(BARRIER, (), (), None)
-
-    def broadcast(self, x: Any, root: int) -> NonblockingCall:
-        """Move the root's value to all members; returns `x` where it is the root's, or an array to fill."""
-        mine = self._index == root
-        array = None if mine else as_operand(x) if is_tensor(x) else as_plain_array(x)
-        if array is not None and not array.flags.writeable:
-            raise read_only(x, READ_ONLY)
-        movement = self._movements(BROADCAST, (x,) if mine else (), () if array is None else (array,), root)
-        if is_module(x) and not mine:
-            return movement, lambda found: fill_module(x, found[0])
-        return movement, lambda found: x if mine or array is not None else found[0]
-
-    def _reduction(self, operation: Operation, x: Any, op: str) -> NonblockingCall:
-        """Move all values to all members, which combine theirs in place: all of them, or those of some."""
-        operator, value = _checked(x, op, operation.name, fills=True)
-        count = {Operation.scan: self._index + 1, Operation.exscan: self._index}.get(operation)
-        movement = self._moved(operation, operator, (value,))
-        return movement, lambda found: None if count == 0 else _into(x, _combined(operator, found[:count]))
-
-    all_reduce = functools.partialmethod(_reduction, Operation.all_reduce)
-    scan = functools.partialmethod(_reduction, Operation.scan)
-    exscan = functools.partialmethod(_reduction, Operation.exscan)
-
-    def locate(self, operation: Operation, pairs: Any) -> NonblockingCall:
-        """Move all pairs of values and locations to all members, which choose among them."""
-        operator = LOCATING[operation.name]
-        movement = self._moved(operation, operator, (pairs,))
-        return movement, lambda found: separate(_combined(operator, found))
-
-    def reduce(self, x: Any, root: int, op: str) -> NonblockingCall:
-        """Move all values to the root, which combines them."""
-        mine = self._index == root
-        operator, value = _checked(x, op, "reduce", fills=False)
-        movement = self._moved(Operation.reduce, operator, (value,), root)
-        return movement, lambda found: _into(x, _combined(operator, found)) if mine else None
-
-    def reduce_scatter(
-        self, parts: Sequence[Any], whole: AnyArray | None, op: str, output: AnyArray | None
-    ) -> NonblockingCall:
-        """Move all parts each to its member, which combines them; the parts are copied, not the `whole`."""
-        del whole
-        checked = [_checked(part, op, "reduce_scatter", fills=False) for part in parts]
-        operator, values = checked[0][0], [value for _, value in checked]
-        mine = values[self._index]
-        if output is not None and (output.dtype, output.shape) != (mine.dtype, mine.shape):
-            raise ValueError(
-                f"the output of reduce_scatter has dtype {output.dtype} and shape {output.shape}, and this "
-                f"rank's part is {mine.dtype} {mine.shape}"
-            )
-
-        def complete(found: list[Any]) -> Any:
-            total = _combined(operator, found)
-            return total if output is None else _into(output, total)
-
-        return self._moved(Operation.reduce_scatter, operator, values), complete
-
-    def _moved(
-        self, operation: Operation, operator: Operator, values: Sequence[Any], root: int | None = None
-    ) -> Movement:
-        forms = tuple([(x.dtype, x.shape) if isinstance(x, np.ndarray) else ("number", "-") for x in values])
-        dtype, shapes = forms[0][0], tuple([shape for _, shape in forms])
-        shown: Any = shapes[0] if len(shapes) == 1 else shapes
-        if any(other != dtype for other, _ in forms):
-            shown = forms
-        rank = None if root is None else self._ranks[root]
-        label = array_label(f"{operation.name}+async", operator.name, dtype, shown, rank)
-        return self._movements.of_reduction(operation, label, values, root)
-
-
-def _checked(x: Any, op: str, operation: str, *, fills: bool) -> tuple[Operator, Any]:
-    """Return the operator, and the value as it enters: a plain array or a number."""
-    operator = find_operator(op)
-    array = as_operand(x)
-    if array is not None:
-        if fills and not array.flags.writeable:
-            raise read_only(x, IN_PLACE.format(operation))
-        return operator_for(operator, array.dtype), array
-    return operator, check_number(operator, x, operation)
-
-
-def _combined(operator: Operator, values: list[Any]) -> Any:
-    """Return the combination in rank order."""
-    if not isinstance(values[0], np.ndarray):
-        return combine_numbers(operator, values)
-    total = values[0]
-    with np.errstate(all="ignore"):
-        combine(operator, values, total)
-    return total
-
-
-def _into(x: Any, result: Any) -> Any:
-    """Return `x`, filled with an array's result if it can be; else the result."""
-    array = as_operand(x)
-    if array is not None and array.flags.writeable:
-        array[...] = result
-        return x
-    return in_kind_of(x, result)

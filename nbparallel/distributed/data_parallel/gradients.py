@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from nbparallel.distributed.arguments import overlapping_pair
-from nbparallel.distributed.collectives.all_reduce import AllReduce, Averaging
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
+from nbparallel.distributed.collectives.reduce import Averaging, Reduce
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
@@ -389,10 +389,10 @@ def average(
     compared : bool
         The first reduction has been tried already, and the ranks differ.
     """
-    plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.all_reduce
+    plan, arrays, reduction = gradients.plan, gradients.arrays, collectives.reductions
     declares = gradients.weight is not None or gradients.foreign or not plan.buckets
     if declares and not compared:  # it meets the first bucket of ranks that declare nothing, and all go on
-        reduction.run(np.zeros(1), _DECLARES, deadline_ns)
+        reduction.all_reduce(np.zeros(1), _DECLARES, deadline_ns)
     elif not compared and average_buckets(reduction, arrays, plan, deadline_ns):
         return
 
@@ -404,7 +404,7 @@ def average(
     same, total = check_declarations(tell(gradients.declaration(context.memory)), ranks)
     if not same:
         raise mismatch(tell((plan.listing(), plan.bucket_nbytes)), ranks)
-    average_declared(gradients, total, lambda flat, op: reduction.run(flat, op, deadline_ns))
+    average_declared(gradients, total, lambda flat, op: reduction.all_reduce(flat, op, deadline_ns))
 
 
 def average_declared(
@@ -418,10 +418,10 @@ def average_declared(
 
 
 def average_buckets(
-    reduction: AllReduce, arrays: list[AnyArray], plan: BucketPlan, deadline_ns: int | None
+    reduction: Reduce, arrays: list[AnyArray], plan: BucketPlan, deadline_ns: int | None
 ) -> bool:
     """Average arrays that no other rank could pass; False on all ranks: they differ, nothing was written."""
-    run, line, (averaging, others) = reduction.run, reduction.line(), plan.operators
+    run, line, (averaging, others) = reduction.all_reduce, reduction.line(), plan.operators
     for flat in _flat_buckets(arrays, plan):
         if run(flat, averaging, deadline_ns, line) is False:
             return False

@@ -369,9 +369,14 @@ class Packer:
         data, keepalive = dumps(x, self._store)
         if len(data) <= inline:
             return Payload(OBJECT, b"", data, keepalive, len(data))
-        blob = self._store.empty((len(data),), np.uint8)
-        blob[...] = np.frombuffer(data, np.uint8)
-        return Payload(BLOB, b"", self._handle(blob), (blob, keepalive), len(data))
+        blob, handle = self.in_memory(data)
+        return Payload(BLOB, b"", handle, (blob, keepalive), len(data))
+
+    def in_memory(self, data: bytes) -> tuple[AnyArray, bytes]:
+        """Return shared memory of their own for bytes, and its handle."""
+        memory = self._store.empty((len(data),), np.uint8)
+        memory[...] = np.frombuffer(data, np.uint8)
+        return memory, self._handle(memory)
 
     def _pack_view(self, x: Any, array: AnyArray | None) -> Payload:
         if array is None:

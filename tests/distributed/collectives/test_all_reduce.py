@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator, ReduceOp
-from nbparallel.distributed.collectives.all_reduce import check_number
+from nbparallel.distributed.collectives.movements import check_number
 from nbparallel.distributed.operators import Operator, find_operator, operator_for
 from tests.harness.ranks import context_of
 
