@@ -272,7 +272,7 @@ def equal_parts(x: Any, like: AnyArray, size: int, operation: str, name: str) ->
     )
 
 
-def check_buffer(buffer: Any, src: Any, tag: Any) -> AnyArray | None:
+def check_buffer(buffer: Any, src: Any, tag: Any) -> AnyArray:
     """Return what `recv` is to fill as a plain array.
 
     Parameters
@@ -287,8 +287,6 @@ def check_buffer(buffer: Any, src: Any, tag: Any) -> AnyArray | None:
     ValueError
         It is read-only.
     """
-    if buffer is None:
-        return None
     array = as_operand(buffer)
     if array is not None and array.flags.writeable and not array.dtype.hasobject:
         return array

@@ -166,7 +166,8 @@ class Communicator(
         """
         self.release()
         self.unreleased = []
-        self._group_table.begin_cell()
+        for collectives in self._group_table.opened():
+            collectives.begin_cell()
         self._context.begin_cell(cell, participants, filename, go_on=go_on)
         self._close_across()
         self._across = self._context.place.operations(self._context, self._sender, self._receiver, fds)
@@ -211,11 +212,13 @@ class Communicator(
 
     def _finish(self) -> None:
         self._receiver.drain()
-        self._group_table.flush()
+        for collectives in self._group_table.opened():
+            collectives.pending.flush()
 
     def _progress(self) -> None:
         self._receiver.drain()
-        self._group_table.advance()
+        for collectives in self._group_table.opened():
+            collectives.pending.advance()
 
     def end_cell(self, failure: BaseException | None, *, could_receive: bool = True) -> None:
         """Leave the cell; with a failure, ranks that wait for this one raise `PeerFailedError`.
@@ -225,7 +228,8 @@ class Communicator(
         while self._at_end:
             self._at_end.pop()[1]()
         self._receiver.drop()
-        self._group_table.drop()
+        for collectives in self._group_table.opened():
+            collectives.pending.drop()
         self.unreleased += self.locks.release_all()
         self.forgotten = self._tickets.report()
         self._end_messages()
@@ -299,7 +303,8 @@ class Communicator(
         self._sender.release()
         self._receiver.release()
         self._context.forget_frames()
-        self._group_table.release()
+        for collectives in self._group_table.opened():
+            collectives.release()
 
     @property
     def forked(self) -> bool:

@@ -14,9 +14,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -52,8 +51,7 @@ EXAMPLE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InitMethod:
+class InitMethod(NamedTuple):
     """Rank, world size and meeting directory of one process."""
 
     place: str

@@ -13,7 +13,7 @@ from typing import Any
 from nbparallel.distributed.collectives.direct import direct_broadcast
 from nbparallel.distributed.collectives.exchange import NOTHING, Exchange, ExchangeRecord, opened, record_of
 from nbparallel.distributed.collectives.in_place import InPlaceReading
-from nbparallel.distributed.collectives.movements import READ_ONLY
+from nbparallel.distributed.collectives.movements import READ_ONLY, array_label
 from nbparallel.distributed.point_to_point.packing import ADOPTED, ARRAY, NUMBER, VIEW, Envelope
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -22,7 +22,6 @@ from nbparallel.distributed.runtime.shared_arrays import (
     SharedSpan,
     as_operand,
     as_plain_array,
-    decode_handle,
     read_only,
 )
 from nbparallel.distributed.slots.fingerprint import (
@@ -34,14 +33,8 @@ from nbparallel.distributed.slots.fingerprint import (
     fingerprint,
 )
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
-from nbparallel.sharing.tensors import fill_module, is_module, is_tensor, shown_dtype
+from nbparallel.sharing.tensors import fill_module, is_module, is_tensor
 from nbparallel.wire.control import Operation
-
-
-@functools.lru_cache(maxsize=4096)
-def _array_label(rank: int, dtype: Any, shape: tuple[int, ...]) -> Fingerprint:
-    content = (dtype.str, str(dtype), shape)
-    return fingerprint("broadcast", shown_dtype(dtype), str(shape), root=rank, content=content)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -65,7 +58,7 @@ class Broadcast:
         array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
         span = None if array is None else context.memory.span_of(array)
         if array is not None and not mine and not array.flags.writeable:
-            return self._into_read_only(x, array, span, root)
+            raise read_only(x, READ_ONLY)
         if len(protocol.ranks) == 1:
             return x
         left = self._exchange.leave(x) if mine else NOTHING
@@ -95,22 +88,6 @@ class Broadcast:
         if value is not x and array is None and is_module(x):
             return fill_module(x, value)  # behind the operation: one that does not fit fails here alone
         return value
-
-    def _into_read_only(self, x: Any, array: AnyArray, span: SharedSpan | None, root: int) -> Any:
-        """Return a read-only array that was passed, if it is the root's own memory: nothing is written."""
-        protocol = self._protocol
-        if span is None:
-            raise read_only(x, READ_ONLY)
-        line = self._context.call_site.line()
-        protocol.begin(Operation.broadcast, self._fingerprint(x, array, root, mine=False), line)
-        offers = self._arrive_and_compare(0, span, root)
-        same = bool(offers[root] & SHARED) and self._is_of_root(array, root)
-        if not same:
-            self._take(None, None, root)  # the other ranks continue
-        protocol.release()
-        if not same:
-            raise read_only(x, READ_ONLY)
-        return x
 
     def _arrive_and_compare(self, bits: int, span: SharedSpan | None, root: int) -> list[int]:
         """Wait for all members; returns their bits, or raises alike on all."""
@@ -144,7 +121,7 @@ class Broadcast:
         """Return the fingerprint; what is moved is left open by ranks that brought no array."""
         rank = self._protocol.ranks[root]
         if array is not None:
-            return _array_label(rank, array.dtype, array.shape)
+            return array_label("broadcast", "-", array.dtype, array.shape, rank)
         return _object_label(rank, type(x).__name__ if mine else "")
 
     def _message(self, root: int) -> Envelope:
@@ -152,31 +129,11 @@ class Broadcast:
         assert isinstance(record, ExchangeRecord), "the root's payload fits into its slot"
         return record.payload(root, self._protocol.index)
 
-    def _is_of_root(self, array: AnyArray, root: int) -> bool:
-        """Whether a shared array is the root's, which is shared too: the same elements in the same memory."""
-        if not self._protocol.spans.same(self._protocol.generation, self._protocol.index, root):
-            return False
-        message = self._message(root)
-        return self._lies_there(array, message) or (
-            message.kind == ARRAY and bytes(message.body) == array.tobytes()
-        )
-
-    def _lies_there(self, array: AnyArray, message: Envelope) -> bool:
-        if message.kind != VIEW:
-            return False
-        own, other = self._context.store.handle(array, writable=False), decode_handle(message.body)
-        return own is not None and (own.segment, own.offset, own.strides) == (
-            other.segment,
-            other.offset,
-            other.strides,
-        )
-
     def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
         """Return the root's value; an array that was passed is filled."""
         protocol, message = self._protocol, self._message(root)
-        value, fetched = x, list[int]()
-        if array is None or not self._lies_there(array, message):
-            value = self._exchange.take(message, root, array, fetched)
+        fetched = list[int]()
+        value = self._exchange.take(message, root, array, fetched)
         if fetched:
             self._in_place.confirm(fetched)
         elif array is None and message.kind in (ADOPTED, ARRAY, VIEW):

@@ -15,11 +15,10 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
-from nbparallel.distributed.operators import Operator, combine, finish_array
+from nbparallel.distributed.operators import Operator, finish_array
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, packed_handle
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
-from nbparallel.errors import InternalError
 
 BLOCK = 64 << 10
 """Elements combined at a time: 256 KiB of float32.  ``python -m benchmarks.operations.tuning``: the best,
@@ -86,20 +85,6 @@ def attached_arrays(
     ]
 
 
-def direct_all_reduce(
-    context: RankContext, protocol: SlotProtocol, arrays: Sequence[AnyArray], operator: Operator
-) -> None:
-    """Combine the flat arrays of all members into each of them."""
-
-    def work(begin: int, end: int) -> None:
-        parts = [array[begin:end] for array in arrays]
-        combine(operator, parts, parts[0])
-        for part in parts[1:]:
-            part[...] = parts[0]
-
-    _write_slice(context, protocol, arrays[0].size, BLOCK, work)
-
-
 def direct_broadcast(
     context: RankContext, protocol: SlotProtocol, source: AnyArray, targets: list[AnyArray]
 ) -> None:
@@ -117,11 +102,19 @@ def direct_reduce(
     context: RankContext,
     protocol: SlotProtocol,
     arrays: list[AnyArray],
-    target: AnyArray,
+    targets: list[AnyArray],
     operator: Operator,
 ) -> None:
-    """Combine this member's slice of all arrays into `target`, which may be one of them."""
-    _write_slice(context, protocol, target.size, BLOCK, _combine_blocks(arrays, target, 0, operator))
+    """Combine this member's slice of all arrays into each target; some of the arrays are the targets."""
+    first, *others = targets
+    combine_block = _combine_blocks(arrays, first, 0, operator)
+
+    def work(begin: int, end: int) -> None:
+        combine_block(begin, end)
+        for target in others:
+            target[begin:end] = first[begin:end]
+
+    _write_slice(context, protocol, first.size, BLOCK, work)
 
 
 def direct_reduce_scatter(
@@ -180,10 +173,7 @@ class KeptBuffer:
     def _memory(self) -> AnyArray:
         if self._own is None:
             own = self._context.store.empty((MARGIN + PIECE,), np.uint8)[MARGIN:]
-            handle = self._context.store.handle(own, writable=True)
-            if handle is None:
-                raise InternalError("the store's own array is not shared")
-            self._own, self._handle = own, encode_handle(handle)
+            self._own, self._handle = own, packed_handle(self._context.store, own, writable=True)
         return self._own
 
     def offer(self, flat: AnyArray, parts: Sequence[tuple[int, int]] | None = None) -> bytes:

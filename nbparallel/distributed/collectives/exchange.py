@@ -44,6 +44,7 @@ from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
+    Cache,
     as_plain_array,
     copied,
     decode_handle,
@@ -136,10 +137,6 @@ def _once(forms: Forms) -> Forms:
     return forms[:1] if len(set(forms)) == 1 else forms
 
 
-MAX_CALLS = 4096
-"""Calls of which is remembered whether takers filled arrays."""
-
-
 class Exchange:
     """One rank's side of all data movements in a group."""
 
@@ -153,7 +150,7 @@ class Exchange:
         self._context, self._protocol = context, protocol
         self._in_place, self._buffer, self._lent = in_place, buffer, 0
         self._index, self._size = protocol.index, len(protocol.ranks)
-        self._filled: dict[int, bool] = {}
+        self._filled: Cache[int, bool] = Cache(4096)
         """Whether all takers of the last call filled arrays, by its fingerprint: the next call expects it."""
         self._packer = Packer(context, protocol.payload_nbytes)
         self._held: deque[tuple[int, object]] = deque()
@@ -175,8 +172,6 @@ class Exchange:
         records, found = self.read(movement, values)
         if movement.values:
             readers = (movement.root,) if movement.to_root else range(self._size)
-            if len(self._filled) >= MAX_CALLS:
-                self._filled.clear()
             self._filled[word] = all(records[i].expected for i in readers if i is not None and i != index)
         if any(record.waits for record in records):
             # One that failed may be changing what was just copied; others may have ended behind the call.
@@ -184,6 +179,7 @@ class Exchange:
             protocol.announce_done()
             if waits:
                 protocol.wait_until_read()
+                self.release()
         protocol.release()
         return found
 
@@ -229,9 +225,8 @@ class Exchange:
                 )
             payloads.append(payload)
             brought.append(OBJECT_FORM if array is None else form_word(array.dtype, array.shape))
-            if payload.kind == PLACE:
-                is_waiting = True  # so its memory need not be held for longer
-            elif payload.keepalive is not None or movement.view:
+            is_waiting = is_waiting or payload.kind == PLACE
+            if payload.keepalive is not None or movement.view:
                 keepalive.append((payload.keepalive, value))
             if array is not None and payload.kind == VIEW and not movement.view:
                 read.append(array)
@@ -367,7 +362,9 @@ class Exchange:
             return output
         if message.kind == VIEW:
             if brings_tensor(message):
-                return self._packer.unpack(message) if view else self._packer.copy_tensor(message)
+                if view:
+                    return self._packer.unpack(message)
+                return tensor_of(np.array(self._packer.content(message), order="C"))
             array = self._context.memory.attach_view(message.body)
             self._in_place.try_to_read(source, array.nbytes)
             return _read_only(array) if view else np.array(array, order="C")

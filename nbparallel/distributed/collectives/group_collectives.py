@@ -27,12 +27,12 @@ from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     as_operand,
     decode_handle,
-    encode_handle,
+    packed_handle,
 )
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.slot_area import SlotArea, group_area, group_nbytes, prepare
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
-from nbparallel.errors import InternalError, ProtocolError, rank_list
+from nbparallel.errors import ProtocolError, rank_list
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import Operation
 
@@ -301,10 +301,7 @@ class GroupTable:
             memory = context.attach(decode_handle(packed), writable=True)
         else:
             memory = self._memory.allocate(ranks)
-            handle = context.store.handle(memory, writable=True)
-            if handle is None:
-                raise InternalError("the store's own array is not shared")
-            packed = encode_handle(handle)
+            packed = packed_handle(context.store, memory, writable=True)
             for rank in ranks[1:]:
                 self._sender.introduce(rank, state.word, packed, deadline_ns)
         area = group_area(memory, packed, context.rank)
@@ -312,38 +309,14 @@ class GroupTable:
             raise ProtocolError(f"what rank {ranks[0]} sent is not the memory of {state.group}")
         return area
 
-    def _opened(self) -> list[GroupCollectives]:
+    def opened(self) -> list[GroupCollectives]:
+        """Return the collectives of all groups, as far as they are set up."""
         found = (state.collectives for state in self._known.values() if state.collectives is not None)
         return list(dict.fromkeys(found))  # two groups may have the same here
 
-    def advance(self) -> None:
-        """Advance pending collectives, without blocking."""
-        for collectives in self._opened():
-            collectives.pending.advance()
-
-    def flush(self) -> None:
-        """Complete all pending collectives."""
-        for collectives in self._opened():
-            collectives.pending.flush()
-
-    def drop(self) -> None:
-        """Drop pending collectives at the end of their cell."""
-        for collectives in self._opened():
-            collectives.pending.drop()
-
-    def begin_cell(self) -> None:
-        """Count the calls of every group anew."""
-        for collectives in self._opened():
-            collectives.begin_cell()
-
-    def release(self) -> None:
-        """Release copies that all readers have read."""
-        for collectives in self._opened():
-            collectives.release()
-
     def close(self) -> None:
         """Release all memory."""
-        for collectives in self._opened():
+        for collectives in self.opened():
             collectives.close()
         self._known.clear()
         self._buffer.close()

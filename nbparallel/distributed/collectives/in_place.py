@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ from nbparallel.distributed.collectives.direct import MARGIN, combine_parts, sli
 from nbparallel.distributed.operators import Operator
 from nbparallel.distributed.point_to_point.streaming import flat_octets
 from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
-from nbparallel.distributed.runtime.rank_context import LOSS_NS, RankContext
+from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import NbParallelError, PeerFailedError
@@ -126,7 +125,9 @@ class InPlaceReading:
         """
         me, memory = self._context.rank, self._memory
         if error.failure is not ReadFailure.REFUSED:
-            self._await_failure()  # its memory goes with it, and the record comes a moment later
+            self._context.await_failure(
+                self._protocol.peers
+            )  # its memory goes with it, and the record comes a moment later
             if memory.ended((rank,)) is not None:  # or later still, on a busy machine
                 raise self._context.mark_failed(_ended(rank))
         text = f"{error}: rank {me} could not go on reading an array of rank {rank} where it lies"
@@ -156,15 +157,8 @@ class InPlaceReading:
         self._context.check_peers(sources)
         ended = self._memory.ended(sources)
         if ended is not None:
-            self._await_failure()
+            self._context.await_failure(self._protocol.peers)
             raise self._context.mark_failed(_ended(ended))
-
-    def _await_failure(self) -> None:
-        """Raise what has happened to a member; returns if nothing is recorded for a while."""
-        limit = time.monotonic_ns() + LOSS_NS
-        while time.monotonic_ns() < limit:
-            self._context.check_peers(self._protocol.peers)
-            time.sleep(0.001)
 
     # -- reductions ------------------------------------------------------------------------------------
 

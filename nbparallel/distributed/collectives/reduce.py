@@ -22,7 +22,6 @@ import numpy as np
 from nbparallel.distributed.collectives.direct import (
     KeptBuffer,
     attached_arrays,
-    direct_all_reduce,
     direct_reduce,
     direct_reduce_scatter,
 )
@@ -37,6 +36,7 @@ from nbparallel.distributed.operators import Operator, combine, find_operator, o
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
+    Cache,
     SharedSpan,
     as_operand,
     in_kind_of,
@@ -59,7 +59,6 @@ SHARED_INLINE = 64 << 10
 """Bytes up to which even shared arrays of up to four ranks go through the slots: one synchronisation instead
 of two.  All that a slot holds: ``python -m benchmarks.operations.tuning`` finds a third of the time at 48
 KiB still, and half of it with four ranks."""
-MAX_PLANS = 1024
 
 
 class ReductionSignature:
@@ -142,7 +141,7 @@ class Reduce:
         self._index, self._size = protocol.index, len(protocol.ranks)
         # Every rank reads all slots: with more ranks that is soon more than a synchronisation costs.
         self._inline_nbytes = min(protocol.payload_nbytes, SHARED_INLINE * 16 // max(4, self._size) ** 2)
-        self._plans: dict[object, ReductionSignature] = {}
+        self._plans: Cache[object, ReductionSignature] = Cache()
 
     # -- all_reduce ----------------------------------------------------------------------------------------
 
@@ -217,8 +216,6 @@ class Reduce:
             operation, name, label, may_differ = Operation.all_reduce, op, None, False
         operator = operator_for(find_operator(name), x.dtype)
         label = label or array_label("all_reduce", operator.name, x.dtype, x.shape)
-        if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
         plan = ReductionSignature(operation, operator, label, x, self._inline_nbytes, may_differ)
         self._plans[op, x.dtype, x.shape] = plan
         return plan
@@ -471,10 +468,9 @@ class Reduce:
     ) -> None:
         """Combine arrays in shared memory directly; a part of them, from `start` on, into `target`."""
         context, protocol, operator = self._context, self._protocol, reduction.operator
-        if reduction.root is not None:
-            direct_reduce(context, protocol, arrays, arrays[reduction.root], operator)
-        elif reduction.parts is None:
-            direct_all_reduce(context, protocol, arrays, operator)
+        if reduction.parts is None:
+            targets = arrays if reduction.root is None else [arrays[reduction.root]]
+            direct_reduce(context, protocol, arrays, targets, operator)
         elif target is not None:
             direct_reduce_scatter(context, protocol, arrays, target, start, operator)
 

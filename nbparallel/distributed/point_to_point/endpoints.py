@@ -34,17 +34,23 @@ from nbparallel.distributed.point_to_point.packing import (
     Payload,
     RingPairs,
     brings_tensor,
-    loads,
 )
-from nbparallel.distributed.point_to_point.streaming import Call, StreamIn, StreamOut, flat_octets
+from nbparallel.distributed.point_to_point.streaming import (
+    Call,
+    StreamIn,
+    StreamOut,
+    flat_octets,
+    wait_for_receiver,
+)
 from nbparallel.distributed.runtime.call_site import receive_text
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, Cache, as_plain_array
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.mismatch import table
 from nbparallel.distributed.work import Work
 from nbparallel.errors import CollectiveMismatchError, CollectiveTimeoutError, NbParallelError
 from nbparallel.sharing.tensors import tensor_of
+from nbparallel.transfer import pickling
 from nbparallel.wire.control import ControlView, Operation
 from nbparallel.wire.control_layout import RECORD
 
@@ -54,7 +60,6 @@ INLINE = 32 << 10
 """Bytes of a value that travel inside a ring; larger ones get shared memory of their own.  ``python -m
 benchmarks.operations.tuning``: the best, and more would be half of a ring; half of it takes a seventh
 longer."""
-MAX_HEADS = 1024
 
 
 def inline_nbytes(view: ControlView) -> int:
@@ -82,7 +87,7 @@ class Sender:
         """For each receiver: message numbers, and what must live until that message was received."""
         self._streams = [StreamOut(context, r) for r in range(context.world_size)]
         self._packer = Packer(context, inline_nbytes(context.view))
-        self._heads: dict[tuple[np.dtype[Any], tuple[int, ...], int, int], bytes] = {}
+        self._heads: Cache[tuple[np.dtype[Any], tuple[int, ...], int, int], bytes] = Cache()
         """Records of arrays without their content, by dtype, shape, tag and line; empty: not short."""
         self.strict = False
 
@@ -111,8 +116,6 @@ class Sender:
         meta = self._packer.short_meta(x)
         length = RECORD.size + len(meta) + x.nbytes
         head = RECORD.pack(length, len(meta), ARRAY, tag, line, 0) + meta if meta else b""
-        if len(self._heads) >= MAX_HEADS:
-            self._heads.clear()
         self._heads[x.dtype, x.shape, tag, line] = head
         return head
 
@@ -134,7 +137,7 @@ class Sender:
         self._release_received(dst)
         # fault: enter
         if not ring.has_room(len(record)):
-            self._wait_for_room(dst, len(record), tag, line, deadline_ns)
+            self._wait_for_room(dst, len(record), Call(line, tag, deadline_ns))
         number = ring.number + 1
         if payload.keepalive is not None:
             self._held[dst].append((number, payload.keepalive))
@@ -154,7 +157,7 @@ class Sender:
         context.operations += 1
         context.nbytes += payload.nbytes
         if self.strict:
-            self._wait_until_received(dst, number, tag, line, deadline_ns)
+            self._wait_until_received(dst, Call(line, tag, deadline_ns, number))
         # fault: leave
 
     def sent(self, work: Work, dst: int) -> Callable[[int | None, bool], None]:
@@ -163,7 +166,7 @@ class Sender:
 
         def push(deadline_ns: int | None, wait: bool) -> None:
             if wait and ring.newest_taken() < number:
-                self._wait_until_received(dst, number, 0, work.line, deadline_ns)
+                self._wait_until_received(dst, Call(work.line, 0, deadline_ns, number))
             if ring.newest_taken() >= number:
                 work.finish()
 
@@ -172,8 +175,7 @@ class Sender:
     def introduce(self, dst: int, group: int, packed: bytes, deadline_ns: int | None) -> None:
         """Send a member of a group the handle of its slot area."""
         record = Payload(INTRODUCTION, b"", packed).record(-1, 0, group)
-        if not self.rings[dst].has_room(len(record)):
-            self._wait_for_room(dst, len(record), 0, self._context.call_site.line(), deadline_ns)
+        self._wait_for_room(dst, len(record), Call(self._context.call_site.line(), 0, deadline_ns))
         self.rings[dst].put(record)
 
     def release(self) -> None:
@@ -187,48 +189,25 @@ class Sender:
         while held and held[0][0] <= self.rings[dst].taken():
             held.popleft()
 
-    def _wait_for_room(self, dst: int, nbytes: int, tag: int, line: int, deadline_ns: int | None) -> None:
-        ring, context = self.rings[dst], self._context
-        place = context.call_site.place(line)
-
-        def explain(finished: list[int]) -> NbParallelError:
-            return context.deadlock(
-                f"rank {context.rank} waits in send(dst={dst}){place} for room, and rank {dst} "
-                + context.cell.how_gone(dst, "what was sent before")
-            )
-
-        if dst == context.rank:  # no other rank makes room
-            self._take_in(dst)
+    def _wait_for_room(self, dst: int, nbytes: int, call: Call) -> None:
+        ring = self.rings[dst]
+        if ring.has_room(nbytes):
             return
+        if dst == self._context.rank:  # no other rank makes room
+            self._take_in(dst)
+        else:
+            satisfied = partial(ring.has_room, nbytes)
+            wait_for_receiver(self._context, satisfied, dst, call, " for room", "what was sent before")
 
-        wait = WaitRecord(
-            Operation.send, lambda: [] if ring.has_room(nbytes) else [dst], explain, line,
-            peer=dst, tag=tag, deadline_ns=deadline_ns,
-        )  # fmt: skip
-        context.wait(lambda: ring.has_room(nbytes), dst, wait)
-
-    def _wait_until_received(
-        self, dst: int, number: int, tag: int, line: int, deadline_ns: int | None
-    ) -> None:
+    def _wait_until_received(self, dst: int, call: Call) -> None:
         """Wait as a synchronous send does: what `strict_sync` is for."""
         ring, context = self.rings[dst], self._context
-        place = context.call_site.place(line)
-
-        def explain(finished: list[int]) -> NbParallelError:
-            return context.deadlock(
-                f"rank {context.rank} waits in send(dst={dst}){place}, and rank {dst} "
-                + context.cell.how_gone(dst, "it")
-            )
-
         if dst == context.rank:
+            place = context.call_site.place(call.line)
             raise context.mark_failed(
                 context.deadlock(f"rank {dst} sends to itself{place} and waits for itself")
             )
-        wait = WaitRecord(
-            Operation.send, lambda: [] if ring.newest_taken() >= number else [dst], explain, line,
-            peer=dst, tag=tag, target=number, deadline_ns=deadline_ns,
-        )  # fmt: skip
-        context.wait(lambda: ring.newest_taken() >= number, dst, wait)
+        wait_for_receiver(context, lambda: ring.newest_taken() >= call.number, dst, call, "")
 
     # -- cells -----------------------------------------------------------------------------------------
 
@@ -263,7 +242,7 @@ class Receiver:
         self.unexpected = UnexpectedMessages(context.rank, self.rings)
         self._queues = self.unexpected.queues
         self._posted = PostedReceives(self.unexpected, self._serve)
-        self._metas: dict[tuple[np.dtype[Any], tuple[int, ...]], bytes] = {}
+        self._metas: Cache[tuple[np.dtype[Any], tuple[int, ...]], bytes] = Cache()
         """How short arrays are described in records; empty: not short."""
         self._has_spun = False
         """Whether the receive that begins has waited for a short while already."""
@@ -282,8 +261,6 @@ class Receiver:
             return False
         meta = self._metas.get((buffer.dtype, buffer.shape))
         if meta is None:
-            if len(self._metas) >= MAX_HEADS:
-                self._metas.clear()
             meta = self._metas[buffer.dtype, buffer.shape] = self._packer.short_meta(buffer)
         if not meta:
             return False
@@ -351,7 +328,7 @@ class Receiver:
         if kind == AWAY:
             content, form = self._context.mail.take(message), self._packer.form(message)
             if form is None:
-                return loads(content.data, self._context.store)
+                return pickling.loads(content.data, self._context.store)
             content = content.view(form[0]).reshape(form[1])
             if buffer is None:
                 return tensor_of(content) if brings_tensor(message) else content

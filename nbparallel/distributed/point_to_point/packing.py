@@ -13,6 +13,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,15 @@ from nbparallel.distributed.point_to_point.streaming import LEAST, StreamOut
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
+    Cache,
     as_plain_array,
     decode_handle,
     encode_handle,
+    packed_handle,
 )
 from nbparallel.distributed.runtime.waiting import Waiter
-from nbparallel.errors import InternalError, ProtocolError
+from nbparallel.errors import ProtocolError
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
-from nbparallel.sharing.store import Store
 from nbparallel.sharing.tensors import is_tensor, tensor_of
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import ByValue
@@ -227,17 +229,6 @@ class RingPairs:
         self.readers = [RingReader(view, waiter, r, rank) for r in ranks]
 
 
-def dumps(obj: Any, store: Store) -> tuple[bytes, object]:
-    """Return the object's bytes, and what must live until every receiver has loaded them."""
-    pickled = pickling.dumps(obj, store)
-    return pickled.data, pickled
-
-
-def loads(data: bytes | memoryview, store: Store) -> Any:
-    """Rebuild the object."""
-    return pickling.loads(data, store)
-
-
 ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, PLACE, AWAY = range(1, 11)
 """Kinds of payloads: an inline array, one in shared memory, a handle of the sender's own array, a builtin, an
 inline pickle, a pickle in shared memory; a group's slot area, which is no user's message; an array whose
@@ -291,8 +282,8 @@ class Packer:
     def __init__(self, context: RankContext, inline: int) -> None:
         self._store, self._attach, self._inline = context.store, context.attach, inline
         self._attach_view = context.memory.attach_view
-        self._metas: dict[Any, bytes] = {}
-        self._forms: dict[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._metas: Cache[Any, bytes] = Cache()
+        self._forms: Cache[bytes, tuple[np.dtype[Any], tuple[int, ...]]] = Cache()
         self._shown: tuple[weakref.ref[AnyArray], tuple[Any, ...], bytes] | None = None
         """The array whose handle was sent last, its form, and the handle: often sent to several ranks."""
 
@@ -301,16 +292,8 @@ class Packer:
 
         `STREAMED` only announces the array: the sender has to write it to `stream`.
         """
-        array = as_plain_array(x)
-        if view:
-            return self._pack_view(x, array)
-        if array is None:
-            return self._pack_other(x, self._inline)
-        tensor = array is not x and is_tensor(x)
-        payload = self._pack_inline(array, self._inline, tensor)
-        if payload is None and stream is not None:
-            payload = self._pack_stream(array, stream, tensor)
-        return payload or self._pack_copy(array, ADOPTED, tensor)
+        elsewhere = None if stream is None else partial(self._pack_stream, stream)
+        return self._packed(x, self._inline, view, elsewhere, ADOPTED)
 
     def leave(
         self,
@@ -327,6 +310,17 @@ class Packer:
         private one `offer` says where it lies, if readers can read it there (kind `PLACE`); else it is copied
         to shared memory, where a single reader keeps it and several copy it.
         """
+        elsewhere = partial(self._pack_where_it_lies, offer)
+        return self._packed(x, inline, view, elsewhere, ADOPTED if readers == 1 else VIEW)
+
+    def _packed(
+        self,
+        x: Any,
+        inline: int,
+        view: bool,
+        elsewhere: Callable[[AnyArray, bool], Payload | None] | None,
+        kind: int,
+    ) -> Payload:
         array = as_plain_array(x)
         if view:
             return self._pack_view(x, array)
@@ -334,15 +328,20 @@ class Packer:
             return self._pack_other(x, inline)
         tensor = array is not x and is_tensor(x)
         payload = self._pack_inline(array, inline, tensor)
-        if payload is not None:
-            return payload
+        if payload is None and elsewhere is not None:
+            payload = elsewhere(array, tensor)
+        return payload or self._pack_copy(array, kind, tensor)
+
+    def _pack_where_it_lies(
+        self, offer: Callable[[AnyArray], bytes] | None, array: AnyArray, tensor: bool
+    ) -> Payload | None:
         handle = self._store.handle(array, writable=False)
         if handle is not None:
             return Payload(VIEW, TENSOR if tensor else b"", encode_handle(handle), None, array.nbytes)
         if offer is not None and array.flags.c_contiguous and (place := offer(array)):
             # what stands for a value may be a copy (of a conjugated tensor), that only this refers to
             return Payload(PLACE, self.meta(array, tensor), place, array, array.nbytes)
-        return self._pack_copy(array, ADOPTED if readers == 1 else VIEW, tensor)
+        return None
 
     def pack_away(self, x: Any) -> Payload:
         """Return `x` as a payload for a rank elsewhere: a large one stays here until that asks for it."""
@@ -366,8 +365,8 @@ class Packer:
             data = marshal.dumps(x)
             if len(data) <= inline:
                 return Payload(NUMBER, b"", data, nbytes=len(data))
-        data, keepalive = dumps(x, self._store)
-        if len(data) <= inline:
+        keepalive = pickling.dumps(x, self._store)
+        if len(data := keepalive.data) <= inline:
             return Payload(OBJECT, b"", data, keepalive, len(data))
         blob, handle = self.in_memory(data)
         return Payload(BLOB, b"", handle, (blob, keepalive), len(data))
@@ -376,7 +375,7 @@ class Packer:
         """Return shared memory of their own for bytes, and its handle."""
         memory = self._store.empty((len(data),), np.uint8)
         memory[...] = np.frombuffer(data, np.uint8)
-        return memory, self._handle(memory)
+        return memory, packed_handle(self._store, memory, writable=False)
 
     def _pack_view(self, x: Any, array: AnyArray | None) -> Payload:
         if array is None:
@@ -422,7 +421,7 @@ class Packer:
         if meta is None:
             meta = pickle.dumps(key, 5)
             if len(meta) < self._inline:
-                self._remember(self._metas, key, meta)
+                self._metas[key] = meta
         return TENSOR + meta if tensor else meta
 
     def short_meta(self, array: AnyArray) -> bytes:
@@ -432,7 +431,7 @@ class Packer:
         meta = self.meta(array)
         return meta if len(meta) <= SHORT else b""
 
-    def _pack_stream(self, array: AnyArray, stream: StreamOut, tensor: bool) -> Payload | None:
+    def _pack_stream(self, stream: StreamOut, array: AnyArray, tensor: bool) -> Payload | None:
         if (
             array.nbytes >= LEAST
             and array.flags.c_contiguous
@@ -447,19 +446,12 @@ class Packer:
         copy = self._store.empty(array.shape, array.dtype)
         np.copyto(copy, array)
         return Payload(
-            kind, TENSOR if tensor else b"", self._handle(copy, writable=kind == ADOPTED), copy, array.nbytes
+            kind,
+            TENSOR if tensor else b"",
+            packed_handle(self._store, copy, writable=kind == ADOPTED),
+            copy,
+            array.nbytes,
         )
-
-    def _handle(self, array: AnyArray, *, writable: bool = False) -> bytes:
-        handle = self._store.handle(array, writable=writable)
-        if handle is None:
-            raise InternalError("the store's own array is not shared")
-        return encode_handle(handle)
-
-    def _remember(self, cache: dict[Any, Any], key: Any, value: Any) -> None:
-        if len(cache) >= 1024:
-            cache.clear()
-        cache[key] = value
 
     # -- receiving -------------------------------------------------------------------------------------
 
@@ -469,52 +461,40 @@ class Packer:
             form = self._forms.get(message.meta)
             if form is None:
                 form = pickle.loads(message.meta.removeprefix(TENSOR))
-                self._remember(self._forms, message.meta, form)
+                self._forms[message.meta] = form
             return form
         if message.kind in (ADOPTED, VIEW):
             handle = decode_handle(message.body)
             return rebuild_dtype(handle.dtype), handle.shape
         return None
 
-    def copy_tensor(self, message: Envelope) -> Any:
-        """Return a copy of a tensor that its sender has left where it lies."""
-        return tensor_of(np.array(self._attach_view(message.body), order="C"))
-
     def unpack(self, message: Envelope) -> Any:
         """Return the value; it belongs to the receiver, but for a view, which is read-only.
 
         A view of a tensor can be written to: torch has no tensors for reading only.
         """
-        if brings_tensor(message):
-            if message.kind == VIEW:
-                return tensor_of(self._attach(decode_handle(message.body), writable=True))
-            return tensor_of(self._unpack_array(message))
-        return self._unpack_array(message)
-
-    def _unpack_array(self, message: Envelope) -> Any:
-        if message.kind == ARRAY and (form := self.form(message)) is not None:
-            dtype, shape = form
-            value = np.empty(shape, dtype)
-            if value.size:
-                value[...] = np.frombuffer(message.body, dtype).reshape(shape)
-            return value
-        if message.kind == ADOPTED:
-            return self._attach(decode_handle(message.body), writable=True)
-        if message.kind == VIEW:
-            return self._attach(decode_handle(message.body), writable=False)
-        if message.kind == NUMBER:
+        kind, tensor = message.kind, brings_tensor(message)
+        if kind == NUMBER:
             return marshal.loads(message.body)
-        if message.kind == OBJECT:
-            return loads(message.body, self._store)
-        blob = self._attach(decode_handle(message.body), writable=False)
-        return loads(blob.tobytes(), self._store)
+        if kind == OBJECT:
+            return pickling.loads(message.body, self._store)
+        if kind == BLOB:
+            return pickling.loads(self.content(message).tobytes(), self._store)
+        if kind == ARRAY:
+            array = np.array(self.content(message))
+        else:
+            writable = kind == ADOPTED or tensor
+            array = self._attach(decode_handle(message.body), writable=writable)
+        return tensor_of(array) if tensor else array
+
+    def content(self, message: Envelope) -> AnyArray:
+        """Return the array of a message where it lies, for reading."""
+        if message.kind == ARRAY and (form := self.form(message)) is not None:
+            return np.ndarray(form[1], form[0], message.body)
+        if message.kind == VIEW:
+            return self._attach_view(message.body)
+        return self._attach(decode_handle(message.body), writable=False)
 
     def fill(self, buffer: AnyArray, message: Envelope) -> None:
         """Copy the array of a message into `buffer`, which has its dtype and shape."""
-        if message.kind == ARRAY:
-            if buffer.size:
-                buffer[...] = np.frombuffer(message.body, buffer.dtype).reshape(buffer.shape)
-        elif message.kind == VIEW:
-            np.copyto(buffer, self._attach_view(message.body))
-        else:
-            np.copyto(buffer, self._attach(decode_handle(message.body), writable=False))
+        np.copyto(buffer, self.content(message))

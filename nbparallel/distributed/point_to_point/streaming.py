@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, packed_handle
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.errors import (
     FileDescriptorLimitError,
@@ -59,8 +59,7 @@ BODY = struct.Struct("<Q")
 _LENGTH = struct.Struct("<Q")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """A send or a receive, as errors name it."""
 
     line: int
@@ -73,6 +72,30 @@ class Call:
 def flat_octets(x: AnyArray) -> AnyArray:
     """Return the bytes of a C-contiguous array, as an array on the same memory."""
     return np.ndarray((x.nbytes,), np.uint8, x)
+
+
+def wait_for_receiver(
+    context: RankContext,
+    satisfied: Callable[[], bool],
+    destination: int,
+    call: Call,
+    what: str,
+    awaited: str = "it",
+) -> None:
+    """Wait in a send for its receiver; `what` and `awaited` are words of the error when that has left."""
+
+    def explain(finished: list[int]) -> NbParallelError:
+        place = context.call_site.place(call.line)
+        return context.deadlock(
+            f"rank {context.rank} waits in send(dst={destination}){place}{what}, and rank {destination} "
+            + context.cell.how_gone(destination, awaited)
+        )
+
+    wait = WaitRecord(
+        Operation.send, lambda: [] if satisfied() else [destination], explain, call.line,
+        peer=destination, tag=call.tag, target=call.number, deadline_ns=call.deadline_ns,
+    )  # fmt: skip
+    context.wait(satisfied, destination, wait)
 
 
 class StreamOut:
@@ -120,7 +143,10 @@ class StreamOut:
                     hold(rest)  # before it is announced: an interrupt may come in between
                     self.put_rest(rest, end)
                     return
-                self._wait_for_room(call)
+                wait_for_receiver(
+                    self._context, self._has_room, self._destination, call,
+                    ": there is no memory for a copy of what it sends",
+                )  # fmt: skip
             window, place = self.memory(), HEAD_NBYTES + position % CHUNKS * CHUNK
             part = data[start : start + CHUNK]
             window[place : place + part.size] = part
@@ -132,16 +158,9 @@ class StreamOut:
         """Return the window, allocated on first use."""
         if self._window is None:
             window = self._context.store.empty((HEAD_NBYTES + CHUNKS * CHUNK,), np.uint8)
-            self._packed = self.pack(window)
+            self._packed = packed_handle(self._context.store, window, writable=False)
             self._window = window
         return self._window
-
-    def pack(self, memory: AnyArray) -> bytes:
-        """Return the handle of memory, as the receiver attaches it."""
-        handle = self._context.store.handle(memory, writable=False)
-        if handle is None:
-            raise InternalError("the store's own array is not shared")
-        return encode_handle(handle)
 
     def _has_room(self) -> bool:
         return self._position - self._words[self._taken] < CHUNKS
@@ -164,28 +183,11 @@ class StreamOut:
 
     def put_rest(self, rest: AnyArray, end: int) -> None:
         """Announce where the rest of a message lies; `end` is the number behind its last chunk."""
-        window, packed = self.memory(), self.pack(rest)
+        window, packed = self.memory(), packed_handle(self._context.store, rest, writable=False)
         window[: _LENGTH.size + len(packed)] = np.frombuffer(_LENGTH.pack(len(packed)) + packed, np.uint8)
         self._words[self._put + 1] = self._position
         self._position = end
         self._waiter.announce(self._words, self._put, end)
-
-    def _wait_for_room(self, call: Call) -> None:
-        context, destination = self._context, self._destination
-        place = context.call_site.place(call.line)
-
-        def explain(finished: list[int]) -> NbParallelError:
-            return context.deadlock(
-                f"rank {context.rank} waits in send(dst={destination}){place}: there is no "
-                f"memory for a copy of what it sends, and rank {destination} "
-                + context.cell.how_gone(destination, "it")
-            )
-
-        wait = WaitRecord(
-            Operation.send, lambda: [] if self._has_room() else [destination], explain, call.line,
-            peer=destination, tag=call.tag, target=call.number, deadline_ns=call.deadline_ns,
-        )  # fmt: skip
-        context.wait(self._has_room, destination, wait)
 
     def release(self) -> None:
         """Release the window, if the receiver has read all of it; the next message allocates another one."""

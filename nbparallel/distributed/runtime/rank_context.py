@@ -244,13 +244,6 @@ class RankContext:
         usable_cpus: int,
         place: WorldPlace | None = None,
     ) -> None:
-        if world_size != view.world_size or epoch != view.epoch:
-            raise ValueError(
-                f"the control segment is for {view.world_size} ranks in epoch {view.epoch}, "
-                f"not for {world_size} in epoch {epoch}"
-            )
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not in 0-{world_size - 1}")
         self.view, self.words = view, view.words
         self.rank, self.world_size = rank, world_size
         self.place = place or WorldPlace(world_size)
@@ -277,8 +270,6 @@ class RankContext:
         self, cell: int, participants: tuple[int, ...], filename: str, *, go_on: bool = False
     ) -> None:
         """Take part in `cell` from now on; with `go_on` a failure only ends waits for its rank."""
-        if self.rank not in participants:
-            raise ValueError(f"rank {self.rank} is not among the cell's ranks {participants}")
         peers = tuple(r for r in participants if r != self.rank)
         self.cell = CellState(cell, filename, tuple(participants), peers, go_on, time.monotonic_ns())
         self.whole = self.plain = len(participants) == self.world_size
@@ -473,12 +464,15 @@ class RankContext:
         try:
             return self.store.attach(handle, writable=writable)
         except SegmentLostError:
-            # The memory is freed with its owner, and the death record may be written a moment later.
-            limit = time.monotonic_ns() + LOSS_NS
-            while time.monotonic_ns() < limit:
-                self.check_peers()
-                time.sleep(0.001)
+            self.await_failure()  # the memory is freed with its owner
             raise
+
+    def await_failure(self, peers: Sequence[int] | None = None) -> None:
+        """Raise what has happened to a peer whose memory is gone; returns if it is not recorded in time."""
+        limit = time.monotonic_ns() + LOSS_NS
+        while time.monotonic_ns() < limit:
+            self.check_peers(peers)
+            time.sleep(0.001)
 
     def gone(self, rank: int) -> bool:
         """Whether `rank` will do nothing more in this cell."""

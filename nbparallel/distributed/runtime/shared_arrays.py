@@ -6,7 +6,7 @@ import marshal
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,23 @@ an array that its owner deletes lives as long."""
 
 FEW_PAIRS = 64
 """Up to which pairs of arrays are compared one by one: quicker than to sort them."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Cache(dict[K, V]):
+    """A dictionary that forgets all that it holds when it would hold more than so many."""
+
+    def __init__(self, most: int = 1024) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if len(self) >= self._most:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 def as_plain_array(x: Any) -> AnyArray | None:
@@ -111,6 +128,13 @@ def encode_handle(handle: ArrayHandle) -> bytes:
     return marshal.dumps(tuple(handle))
 
 
+def packed_handle(store: Store, x: AnyArray, *, writable: bool) -> bytes:
+    """Return the handle of an array in shared memory as bytes."""
+    handle = store.handle(x, writable=writable)
+    assert handle is not None, "the store's own arrays are shared"
+    return encode_handle(handle)
+
+
 def decode_handle(data: bytes | memoryview) -> ArrayHandle:
     """Rebuild a handle; the store validates it when it attaches."""
     return ArrayHandle(*marshal.loads(data))
@@ -146,10 +170,10 @@ class SharedArrayLookup:
 
     def __init__(self, store: Store, attach: Callable[..., AnyArray]) -> None:
         self.store, self._attach = store, attach
-        self._spans: dict[int, SharedSpan] = {}
+        self._spans: Cache[int, SharedSpan] = Cache(MAX_KNOWN)
         self._attached: OrderedDict[tuple[bytes, bool | None], AnyArray] = OrderedDict()
         """By handle and right; None instead of the right: with its strides, not flat."""
-        self._seen: set[bytes] = set()
+        self._seen: Cache[bytes, bool] = Cache(MAX_KNOWN)
         self._attached_nbytes = 0
 
     def span_of(self, x: AnyArray) -> SharedSpan | None:
@@ -162,24 +186,14 @@ class SharedArrayLookup:
         location = self.store.location(x)
         if location is None:
             return None
-        if len(self._spans) >= MAX_KNOWN:
-            self._spans.clear()
         span = self._spans[id(x)] = SharedSpan(x, location)
         return span
 
     def packed(self, x: AnyArray, span: SharedSpan) -> bytes:
         """Return the handle of `x` as bytes."""
         if span.packed is None:
-            handle = self.store.handle(x, writable=True)
-            assert handle is not None, "only shared arrays have a span"
-            span.packed = encode_handle(handle)
+            span.packed = packed_handle(self.store, x, writable=True)
         return span.packed
-
-    def packed_flat(self, x: AnyArray) -> bytes:
-        """Return the handle of a shared flat array as bytes."""
-        span = self.span_of(x)
-        assert span is not None, "only shared arrays have handles"
-        return self.packed(x, span)
 
     def attach(self, packed: bytes, *, writable: bool) -> AnyArray:
         """Return another rank's array, flat; it stays attached until `forget`."""
@@ -206,9 +220,7 @@ class SharedArrayLookup:
         if key[0] in self._seen:
             self._keep(key, array)
         else:
-            if len(self._seen) >= MAX_KNOWN:
-                self._seen.clear()
-            self._seen.add(key[0])
+            self._seen[key[0]] = True
         return array
 
     def _keep(self, key: tuple[bytes, bool | None], array: AnyArray) -> None:

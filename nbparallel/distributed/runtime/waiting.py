@@ -46,8 +46,6 @@ SLICE_NS = 50_000_000
 """Longest sleep between two checks of whether the wait can still succeed."""
 YIELD_NS = 100_000
 """Longest time of yielding the processor before sleeping; a wake-up costs 5 to 40 µs."""
-UNTIMED_YIELDS = 3
-"""The first yields, after which the clock is not read: with more ranks than cores one or two suffice."""
 SPINS = 1500
 """Loads of a word before the first yield: about 40 µs, what a sleep and its wake would cost.  ``python -m
 benchmarks.operations.tuning``: four times as many are as good, a quarter takes longer."""
@@ -119,7 +117,6 @@ class Waiter:
         self._parked = [view.half(r, PARKED) for r in range(view.world_size) if r != rank]
         self._parked_of = [view.half(r, PARKED) for r in range(view.world_size)]
         self._mine = (rank + 1, ANY_RANK)
-        self._others = [r for r in range(view.world_size) if r != rank]
         self.spins = self._max_spins = SPINS if spin else 1
         self.strong_order = STRONG_ORDER
         self._lock = threading.Lock()
@@ -198,28 +195,17 @@ class Waiter:
         for _ in range(self.spins):
             if words[word] >= target:
                 return True
-        begin = time.monotonic_ns()
-        for yields in range(1, UNTIMED_YIELDS + 1):
-            os.sched_yield()
-            if words[word] >= target:
-                self._adapt(begin, yields)
-                return True
-        yields, now = UNTIMED_YIELDS, time.monotonic_ns()
-        while now < begin + YIELD_NS:
-            os.sched_yield()
-            yields += 1
-            if words[word] >= target:
-                self._adapt(begin, yields)
-                return True
-            now = time.monotonic_ns()
-        self.wait_ns += now - begin
-        return False
+        return self._yield_until(lambda: words[word] >= target)
 
     def spin_until(self, satisfied: Callable[[], bool]) -> bool:
         """Poll a condition for a short while, then yield the processor; whether it came true."""
         for _ in range(max(1, self.spins // 4)):
             if satisfied():
                 return True
+        return self._yield_until(satisfied)
+
+    def _yield_until(self, satisfied: Callable[[], bool]) -> bool:
+        """Yield the processor for a short while; whether a condition came true."""
         begin = now = time.monotonic_ns()
         yields = 0
         while now < begin + YIELD_NS:

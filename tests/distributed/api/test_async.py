@@ -185,7 +185,8 @@ def test_the_end_of_a_cell(ranks: Any) -> None:
         w = c.all_reduce(1, async_op=True) if c.rank == 0 else None
         assert context_of(c).open == 0
         if w is not None:
-            parts_of(c).groups.drop()
+            for collectives in parts_of(c).groups.opened():
+                collectives.pending.drop()
             with pytest.raises(StaleWorkError, match="ended since"):
                 w.wait()
         c.end_cell(RuntimeError("the cell failed"))
