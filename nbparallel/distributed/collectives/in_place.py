@@ -12,7 +12,9 @@ pidfd.  So a member reads, then looks (`confirm`), and only then meets the other
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +23,6 @@ import numpy as np
 from nbparallel.distributed.collectives.direct import MARGIN, combine_parts, slice_bounds
 from nbparallel.distributed.operators import Operator
 from nbparallel.distributed.point_to_point.streaming import flat_octets
-from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
@@ -115,31 +116,32 @@ class InPlaceReading:
         ranks = self._protocol.ranks
         failed = self._memory.read([(ranks[i], address, target) for i, address, target in blocks])
         if failed is not None:
-            error, (rank, address, target) = failed
-            raise self._failure(rank, error, address, target.nbytes)
+            number, (rank, address, target) = failed
+            raise self._failure(rank, number, address, target.nbytes)
 
-    def _failure(self, rank: int, error: ReadError, address: int, nbytes: int) -> OSError:
+    def _failure(self, rank: int, number: int, address: int, nbytes: int) -> OSError:
         """Return the error about memory that was not read; raises that of its owner, if that has failed.
 
         Only a call that is refused turns reading off; memory that is gone, on either side, is one array's.
         """
         me, memory = self._context.rank, self._memory
-        if error.failure is not ReadFailure.REFUSED:
-            self._context.await_failure(
-                self._protocol.peers
-            )  # its memory goes with it, and the record comes a moment later
+        gone = number in (errno.EFAULT, errno.ENOMEM)
+        if gone or number == errno.ESRCH:
+            # its memory goes with it, and the record comes a moment later
+            self._context.await_failure(self._protocol.peers)
             if memory.ended((rank,)) is not None:  # or later still, on a busy machine
                 raise self._context.mark_failed(_ended(rank))
+        error = os.strerror(number)
         text = f"{error}: rank {me} could not go on reading an array of rank {rank} where it lies"
-        if error.failure is ReadFailure.UNREADABLE:
+        if gone:
             if memory.read([(rank, address, np.empty(nbytes, np.uint8))]) is None:
                 text = f"{error}: rank {me} could not fill an array with that of rank {rank}"
-                return OSError(error.number, f"{text}: its own is {_GONE}")
+                return OSError(number, f"{text}: its own is {_GONE}")
             if memory.still_reads(rank):
-                return OSError(error.number, f"{text}: that array is {_GONE}")
-        memory.give_up(error)
+                return OSError(number, f"{text}: that array is {_GONE}")
+        memory.give_up()
         return OSError(
-            error.number,
+            number,
             f"{text}, which had worked before. From the next cell on arrays are copied instead; `%config "
             "NbParallel.read_in_place = False`, or NBP_READ_IN_PLACE=0 in the environment, does so from the "
             "start",

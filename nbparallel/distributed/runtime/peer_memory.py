@@ -12,7 +12,6 @@ by then has had its id all the time.
 from __future__ import annotations
 
 import ctypes
-import enum
 import errno
 import functools
 import os
@@ -20,7 +19,6 @@ import secrets
 import select
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any, TypeAlias
@@ -54,36 +52,6 @@ MOST_NBYTES = 1 << 30
 """Of one call: below the system's limit."""
 
 
-class ReadFailure(enum.Enum):
-    """Why another process's memory was not read."""
-
-    REFUSED = enum.auto()
-    """This process may not, or the system has no such call."""
-    UNREADABLE = enum.auto()
-    """There is no memory that can be read."""
-    GONE = enum.auto()
-    """There is no such process."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadError:
-    """A read that failed."""
-
-    failure: ReadFailure
-    number: int
-    """The system's error (`errno`)."""
-
-    def __str__(self) -> str:
-        return os.strerror(self.number)
-
-
-_FAILURES = {
-    errno.EFAULT: ReadFailure.UNREADABLE,
-    errno.ENOMEM: ReadFailure.UNREADABLE,
-    errno.ESRCH: ReadFailure.GONE,
-}
-
-
 class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
@@ -107,21 +75,21 @@ def _find() -> Any:
 readv = _find()
 
 
-def read_memory(pid: int, address: int, into: Any) -> ReadError | None:
+def read_memory(pid: int, address: int, into: Any) -> int:
     """Fill a contiguous, writable buffer with the bytes at an address of another process.
 
     Returns
     -------
-    ReadError or None
-        None: all of it was read.  Else the buffer may hold some of it.
+    int
+        0: all of it was read.  Else the system's error (`errno`), and the buffer may hold some of it.
     """
     nbytes = memoryview(into).nbytes
     if nbytes == 0:
-        return None
+        return 0
     if readv is None:
-        return ReadError(ReadFailure.REFUSED, errno.ENOSYS)
+        return errno.ENOSYS
     if address <= 0 or address + nbytes >= 1 << 64:
-        return ReadError(ReadFailure.UNREADABLE, errno.EFAULT)
+        return errno.EFAULT
     start = ctypes.addressof(ctypes.c_char.from_buffer(into))
     done = 0
     while done < nbytes:
@@ -133,8 +101,8 @@ def read_memory(pid: int, address: int, into: Any) -> ReadError | None:
             continue
         number = ctypes.get_errno() if count < 0 else errno.EFAULT
         if number != errno.EINTR:
-            return ReadError(_FAILURES.get(number, ReadFailure.REFUSED), number)
-    return None
+            return number
+    return 0
 
 
 def allow_reading(reader: int) -> None:
@@ -152,9 +120,8 @@ READS, REFUSED = 1, 2
 """What the word of a pair says; 0: its reader has not tried yet."""
 MOST_PEERS = 64
 """How many ranks one reads: each takes a descriptor, of which a process has 1024 as a rule."""
-_UNEQUAL = ReadError(ReadFailure.GONE, errno.ESRCH)
-refusal: ReadError | None = None
-"""Why this process reads no more: an operation was refused in the middle."""
+refused = False
+"""Whether this process reads no more: an operation was refused in the middle."""
 
 
 Block: TypeAlias = "tuple[int, int, AnyArray]"
@@ -195,39 +162,37 @@ class PeerMemory:
             return known == READS
         if not self.offered:
             return False  # it may be turned on again
-        reads = refusal is None and len(self.pids) < MOST_PEERS and self.probe(rank) is None
+        reads = not refused and len(self.pids) < MOST_PEERS and not self.probe(rank)
         self._words[word] = READS if reads else REFUSED
         return reads
 
-    def probe(self, rank: int) -> ReadError | None:
-        """Read the word of a rank whose value both know; return what failed, None if it can be read."""
+    def probe(self, rank: int) -> int:
+        """Read the word of a rank whose value both know; return what failed (`errno`), 0 if it can be read."""
         place = self._layout.memory_word(rank)
         pid = self._words[place]
         if not pid or self._poll is None:
-            return _UNEQUAL
+            return errno.ESRCH
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
-            return ReadError(ReadFailure.REFUSED, error.errno or errno.EPERM)
-        failed = self._prove(rank, pid)
-        if failed is not None:
+            return error.errno or errno.EPERM
+        if failed := self._prove(rank, pid):
             os.close(pidfd)
             return failed
         self._poll.register(pidfd, select.POLLIN)
         self.pids[rank], self.pidfds[rank] = pid, pidfd
-        return None
+        return 0
 
-    def _prove(self, rank: int, pid: int) -> ReadError | None:
-        """Read the word whose value both know; None: it has that value."""
+    def _prove(self, rank: int, pid: int) -> int:
+        """Read the word whose value both know; 0: it has that value."""
         place, found = self._layout.memory_word(rank), np.zeros(8, np.uint8)
         failed = read_memory(pid, self._words[place + 1], found)
-        if failed is None and int(found.view(np.uint64)[0]) != self._words[place + 2]:
-            failed = _UNEQUAL  # in its own namespace of processes the id is another one's
-        return failed
+        differs = int(found.view(np.uint64)[0]) != self._words[place + 2]
+        return failed or (errno.ESRCH if differs else 0)  # in its own namespace the id is another process's
 
     def still_reads(self, rank: int) -> bool:
         """Whether the memory of a rank that was verified can be read, now that some of it could not."""
-        return self._prove(rank, self.pids[rank]) is None
+        return not self._prove(rank, self.pids[rank])
 
     def is_read_by(self, readers: Iterable[int]) -> bool:
         """Whether each of these ranks has found that it can read this one's memory."""
@@ -257,22 +222,21 @@ class PeerMemory:
         if x.base is not None:
             found = np.empty(1, np.uint8)
             for place in (address, address + x.nbytes - 1):
-                if read_memory(os.getpid(), place, found) is not None:
+                if read_memory(os.getpid(), place, found):
                     return 0
         return address
 
-    def read(self, blocks: Iterable[Block]) -> tuple[ReadError, Block] | None:
+    def read(self, blocks: Iterable[Block]) -> tuple[int, Block] | None:
         """Fill contiguous arrays, each with the memory of a rank that was verified.
 
         Returns
         -------
-        tuple of ReadError and Block, or None
-            The first that failed.
+        tuple of int and Block, or None
+            The first that failed, and why (`errno`).
         """
         for block in blocks:
             rank, address, into = block
-            error = read_memory(self.pids[rank], address, np.ndarray((into.nbytes,), np.uint8, into))
-            if error is not None:
+            if error := read_memory(self.pids[rank], address, np.ndarray((into.nbytes,), np.uint8, into)):
                 return error, block
         return None
 
@@ -283,10 +247,10 @@ class PeerMemory:
         ended = {fd for fd, _ in ready(self._poll, 0)}
         return next((rank for rank in ranks if self.pidfds.get(rank, -1) in ended), None) if ended else None
 
-    def give_up(self, error: ReadError) -> None:
+    def give_up(self) -> None:
         """Read no more in this process: a call that was allowed before is refused now."""
-        global refusal
-        refusal = error
+        global refused
+        refused = True
 
     def close(self) -> None:
         """Close the descriptors."""

@@ -176,8 +176,8 @@ def _why_refused(attempt: Callable[[], None]) -> str:
 def _why_unread() -> str:
     """Return why ranks cannot read each other's memory: a sandbox refuses the call, or Yama the reader."""
     word, found = ctypes.create_string_buffer(b"written", 8), bytearray(8)
-    if (error := read_memory(os.getpid(), ctypes.addressof(word), found)) is not None:
-        return f"process_vm_readv is refused: {os.strerror(error.number)}"
+    if error := read_memory(os.getpid(), ctypes.addressof(word), found):
+        return f"process_vm_readv is refused: {os.strerror(error)}"
     # with scope 1 ranks allow it to each other; with 2 a process with CAP_SYS_PTRACE may, with 3 none
     scope = _read(YAMA_SCOPE).strip()
     if scope == "3" or (scope == "2" and os.geteuid() != 0):

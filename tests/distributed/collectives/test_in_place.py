@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import in_place
 from nbparallel.distributed.runtime import peer_memory
-from nbparallel.distributed.runtime.peer_memory import ReadError, ReadFailure
 from nbparallel.errors import CollectiveMismatchError, NbParallelError
 from nbparallel.wire.control_layout import READ_IN_PLACE_OFF
 from tests.harness.ranks import context_of
@@ -96,7 +96,6 @@ def test_turned_off(ranks: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> No
     """With it off, on one rank too, or refused by the system, results are the same and nothing is read."""
     if how == "environment":
         monkeypatch.setenv(peer_memory.OFF, "0")
-    refusal = ReadError(ReadFailure.REFUSED, 1)
 
     def work(c: Communicator) -> int:
         memory = context_of(c).peers.memory
@@ -105,7 +104,7 @@ def test_turned_off(ranks: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> No
         elif how == "one rank" and c.rank == 1:
             memory.enabled = False
         elif how == "refused" and c.rank == 1:
-            peer_memory.read_memory = lambda *_: refusal
+            peer_memory.read_memory = lambda *_: errno.EPERM
         seen = count_reads(c)
         for call in calls(c).values():
             call()
@@ -170,8 +169,7 @@ def test_memory_that_cannot_be_read_is_copied(ranks: Any, monkeypatch: pytest.Mo
         memory = context_of(c).peers.memory
         if c.rank == 0:
             real = peer_memory.read_memory
-            unreadable = ReadError(ReadFailure.UNREADABLE, 14)
-            peer_memory.read_memory = lambda pid, *a: unreadable if pid == os.getpid() else real(pid, *a)
+            peer_memory.read_memory = lambda pid, *a: errno.EFAULT if pid == os.getpid() else real(pid, *a)
         seen = count_reads(c)
         owner = np.empty((1, SIZE), "f4")
         x = owner[0]
@@ -195,13 +193,13 @@ def test_a_refusal_in_the_middle(ranks: Any) -> None:
             read, left = memory.read, iter([None, None])
 
             def refuse(blocks: Any) -> Any:
-                failed = ReadError(ReadFailure.REFUSED, 1), blocks[0]
+                failed = errno.EPERM, blocks[0]
                 return next(left, failed) or read(blocks)
 
             memory.read = refuse  # type: ignore[method-assign]
         with pytest.raises((PermissionError, NbParallelError)) as caught:
             c.all_reduce(x)
-        assert (peer_memory.refusal is not None) == (c.rank == 1)
+        assert peer_memory.refused == (c.rank == 1)
         return f"{type(caught.value).__name__}: {caught.value}"
 
     zero, one, two = ranks(3, work)
