@@ -12,8 +12,8 @@ describes one.  One collective, from the call to the return::
         combine              collectives  INLINE: all slots; DIRECT: the arrays; COPIED: copies of them
         release              slots        done = number of this collective: no peer's slot is read any more
 
-With ``async_op=True`` a record of copies is written instead (`collectives.nonblocking`), and whatever this
-rank waits for later makes progress with it.  `send` and `recv` use a ring for each pair of ranks
+With ``async_op=True`` a record of copies is written instead (`ProgressEngine`), and whatever this rank waits
+for later makes progress with it.  `send` and `recv` use a ring for each pair of ranks
 (`point_to_point`).
 """
 

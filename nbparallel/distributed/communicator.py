@@ -19,9 +19,8 @@ from nbparallel.distributed.api.reductions import Reductions
 from nbparallel.distributed.collectives.direct import KeptBuffer
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupTable
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
-from nbparallel.distributed.point_to_point.packing import Envelope, RingPairs
+from nbparallel.distributed.point_to_point.packing import Envelope
 from nbparallel.distributed.runtime.call_site import CallSite
-from nbparallel.distributed.runtime.fork_guard import make_inert
 from nbparallel.distributed.runtime.observers import Observers
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
@@ -98,16 +97,15 @@ class Communicator(
         )
         self._context.peers.liveness_check = liveness_check
         self._deadlocks = DeadlockDetector(self._context)
-        self._context.hooks.diagnose = self._deadlocks.inspect
+        self._context.diagnose = self._deadlocks.inspect
         here = self._context.place.ranks
         self._first, self._behind = here.start, here.stop
         buffer = KeptBuffer(self._context)
         self._world = GroupCollectives(self._context, world_area(self._view, rank, here), buffer)
-        rings = RingPairs(self._view, self._context.waiter, rank, here, self._context.mail)
-        self._receiver = Receiver(self._context, rings)
-        self._sender = Sender(self._context, rings, self._receiver.unexpected.take_in)
+        self._receiver = Receiver(self._context)
+        self._sender = Sender(self._context, self._receiver.unexpected.take_in)
         self._group_table = GroupTable(self._context, self._sender, self._receiver, self._world, buffer)
-        self._context.hooks.progress = self._progress
+        self._context.progress = self._progress
         self.locks = LockTable(self._context)
         self.rank, self.world_size, self.epoch = rank, world_size, epoch
         self._across: WorldOperations | None = None
@@ -132,7 +130,7 @@ class Communicator(
             self._tracer.close()
         self._tracer = OperationTracer(TRACED, self.observers, self._context, self._world)
         self._on_operation = self._tracer
-        self._context.hooks.waited = self._tracer.waited
+        self._context.waited = self._tracer.waited
 
     def timeline(self) -> RankTimeline | None:
         """Return the notes on the cell that has ended; None if nothing is noted."""
@@ -167,7 +165,7 @@ class Communicator(
         self.release()
         self.unreleased = []
         for collectives in self._group_table.opened():
-            collectives.begin_cell()
+            collectives.protocol.begin_cell()
         self._context.begin_cell(cell, participants, filename, go_on=go_on)
         self._close_across()
         self._across = self._context.place.operations(self._context, self._sender, self._receiver, fds)
@@ -304,7 +302,7 @@ class Communicator(
         self._receiver.release()
         self._context.forget_frames()
         for collectives in self._group_table.opened():
-            collectives.release()
+            collectives.exchange.release()
 
     @property
     def forked(self) -> bool:
@@ -327,7 +325,7 @@ class Communicator(
             self._view.close()
 
     def _forked(self) -> None:
-        self._context = make_inert(self._context)
+        self._context = self._context.forked_copy()
         if self._tracer is not None:
             self._tracer.close()  # it writes words of the rank
 

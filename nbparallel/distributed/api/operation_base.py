@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nbparallel.distributed.arguments import MISSING, check_outputs, deadline
-from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState, GroupTable
+from nbparallel.distributed.collectives.group_collectives import (
+    GroupCollectives,
+    GroupState,
+    GroupTable,
+    PendingOperation,
+)
 from nbparallel.distributed.collectives.movements import Pattern
-from nbparallel.distributed.collectives.nonblocking import PendingOperation
 from nbparallel.distributed.group import Group
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.runtime.rank_context import RankContext

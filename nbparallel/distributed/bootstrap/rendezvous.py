@@ -8,6 +8,7 @@ reused.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -224,22 +225,19 @@ def _connect(directory: int, place: str) -> Channel | None:
     """Return a connection to the supervisor that listens there, None if none does."""
     # A socket's path has 107 bytes at most, the directory's may have more.
     short = f"/proc/self/fd/{directory}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.setblocking(False)  # it connects immediately or not at all, even if no process accepts
-    try:
-        sock.connect(os.path.join(short if os.path.isdir(short) else place, SOCKET))
-        if peer_of(sock)[1] != os.geteuid():
-            raise PermissionError(errno.EPERM, "a process of another user listens there")
+    with contextlib.ExitStack() as unless_connected:
+        sock = unless_connected.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        sock.setblocking(False)  # it connects immediately or not at all, even if no process accepts
+        try:
+            sock.connect(os.path.join(short if os.path.isdir(short) else place, SOCKET))
+            if peer_of(sock)[1] != os.geteuid():
+                raise PermissionError(errno.EPERM, "a process of another user listens there")
+        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
+            return None
+        except OSError as error:
+            raise RendezvousError(f"the ranks cannot meet in {place}: {error.strerror or error}") from None
+        unless_connected.pop_all()
         return Channel(sock)
-    except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
-        sock.close()
-        return None
-    except OSError as error:
-        sock.close()
-        raise RendezvousError(f"the ranks cannot meet in {place}: {error.strerror or error}") from None
-    except BaseException:
-        sock.close()
-        raise
 
 
 def _lock(directory: int, place: str) -> bool:

@@ -28,10 +28,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbparallel.distributed.collectives.direct import KeptBuffer
-from nbparallel.distributed.collectives.in_place import InPlaceReading, is_address
-from nbparallel.distributed.collectives.movements import Movement
+from nbparallel.distributed.collectives.direct import KeptBuffer, direct_broadcast
+from nbparallel.distributed.collectives.in_place import InPlaceReading, address_in
+from nbparallel.distributed.collectives.movements import READ_ONLY, Movement, array_label
 from nbparallel.distributed.point_to_point.packing import (
+    ADOPTED,
+    ARRAY,
+    NUMBER,
     OBJECT,
     PLACE,
     VIEW,
@@ -45,14 +48,25 @@ from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     Cache,
+    SharedSpan,
+    as_operand,
     as_plain_array,
     copied,
     decode_handle,
     may_overlap,
+    read_only,
+)
+from nbparallel.distributed.slots.fingerprint import (
+    DIRECT,
+    SHARED,
+    Fingerprint,
+    Route,
+    choose_route,
+    fingerprint,
 )
 from nbparallel.distributed.slots.slot_area import Span, conflict, joined
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
-from nbparallel.sharing.tensors import is_tensor, tensor_of
+from nbparallel.sharing.tensors import fill_module, is_module, is_tensor, tensor_of
 from nbparallel.wire.control import Operation
 
 # Exchange records: what each rank writes into its slot for a data movement.
@@ -263,7 +277,7 @@ class Exchange:
 
     def _offer(self, takers: Sequence[int], array: AnyArray) -> bytes:
         """Return where takers find an array: in its place, or in this rank's buffer; empty: nowhere."""
-        place = self._in_place.offer_to(takers, array)
+        place = self._in_place.offer(array, takers)
         if not place and (place := self._buffer.lend(flat_octets(array), self._lent)):
             self._lent += array.nbytes
         return place
@@ -377,8 +391,8 @@ class Exchange:
         assert form is not None, "a place is that of an array"
         whole = output is not None and output.flags.c_contiguous
         target = output if output is not None and whole else np.empty(form[1], form[0])
-        if is_address(message.body):
-            self._in_place.fetch(source, message.body, target)
+        if address := address_in(message.body):
+            self._in_place.fetch(source, address, target)
             fetched.append(source)
         else:
             self._buffer.borrow(bytes(message.body), flat_octets(target))
@@ -419,3 +433,117 @@ def _copied_if_overlapping(values: Sequence[Any], outputs: Mapping[int, AnyArray
     if may_overlap([value for value in arrays if value is not None], [*outputs.values()]):
         return [copied(value) for value in values]
     return values
+
+
+# broadcast: the root writes its bytes, or their handle, into its slot; all other members copy them out.
+#
+# If all arrays are large and lie in shared memory, every member copies one slice of the root's array to all
+# others.  Else the root leaves what an exchange would: a large private array in its place, in the buffer that
+# the root keeps, or as a copy in shared memory.
+
+
+@functools.lru_cache(maxsize=4096)
+def _object_label(rank: int, kind: str) -> Fingerprint:
+    return fingerprint("broadcast", kind or "-", root=rank, content="object" if kind else None)
+
+
+class Broadcast:
+    """One rank's side of `broadcast`."""
+
+    def __init__(
+        self, context: RankContext, protocol: SlotProtocol, exchange: Exchange, in_place: InPlaceReading
+    ) -> None:
+        self._context, self._protocol, self._exchange = context, protocol, exchange
+        self._in_place = in_place
+
+    def __call__(self, x: Any, root: int) -> Any:
+        """Return the value of `root`; an array of this rank is filled."""
+        context, protocol = self._context, self._protocol
+        mine = protocol.index == root
+        array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
+        span = None if array is None else context.memory.span_of(array)
+        if array is not None and not mine and not array.flags.writeable:
+            raise read_only(x, READ_ONLY)
+        if len(protocol.ranks) == 1:
+            return x
+        left = self._exchange.leave(x) if mine else NOTHING
+        label = self._fingerprint(x, array, root, mine=mine)
+        protocol.begin(Operation.broadcast, label, context.call_site.line())
+        if mine:
+            context.nbytes += left.nbytes
+            protocol.put(record_of([left], [], [], [], False))
+        direct = (
+            array is not None and span is not None and span.direct and array.nbytes > protocol.payload_nbytes
+        )
+        if array is None or span is None or not direct:
+            self._arrive_and_compare(0, span, root)
+        else:
+            if not mine:
+                protocol.put(context.memory.packed(array, span))
+            with context.exposing():
+                offers = self._arrive_and_compare(DIRECT, span, root)
+                if choose_route(offers, fits=False) is Route.DIRECT:
+                    self._copy_directly(array, root)
+                    protocol.release()
+                    return x
+        value = x if mine else self._take(x, array, root)
+        if mine and left.kind not in (ARRAY, NUMBER):
+            protocol.wait_until_read()  # until then the other ranks read this rank's memory
+        protocol.release()
+        if value is not x and array is None and is_module(x):
+            return fill_module(x, value)  # behind the operation: one that does not fit fails here alone
+        return value
+
+    def _arrive_and_compare(self, bits: int, span: SharedSpan | None, root: int) -> list[int]:
+        """Wait for all members; returns their bits, or raises alike on all."""
+        protocol = self._protocol
+        bits |= SHARED if span is not None else 0
+        if not protocol.arrive_and_wait(bits, span):
+            protocol.compare(root=root)
+        elif not bits:
+            return [0] * len(protocol.ranks)  # every member passed a private array
+        offers = protocol.bits()
+        if any(offers):
+            protocol.check_overlap(offers, root=root)
+        return offers
+
+    def _copy_directly(self, array: AnyArray, root: int) -> None:
+        """Copy this member's slice of the root's array to all other members' arrays."""
+        context, protocol = self._context, self._protocol
+        source, targets = array, []
+        for i in range(len(protocol.ranks)):
+            packed = bytes(protocol.get(i))
+            if i == root:
+                if i != protocol.index:
+                    packed = bytes(self._message(root).body)
+                    source = context.memory.attach(packed, writable=False)
+            elif not protocol.spans.same(protocol.generation, i, root):
+                own = i == protocol.index
+                targets.append(array if own else context.memory.attach(packed, writable=True))
+        direct_broadcast(context, protocol, flat_octets(source), [flat_octets(x) for x in targets])
+
+    def _fingerprint(self, x: Any, array: AnyArray | None, root: int, *, mine: bool) -> Fingerprint:
+        """Return the fingerprint; what is moved is left open by ranks that brought no array."""
+        rank = self._protocol.ranks[root]
+        if array is not None:
+            return array_label("broadcast", "-", array.dtype, array.shape, rank)
+        return _object_label(rank, type(x).__name__ if mine else "")
+
+    def _message(self, root: int) -> Envelope:
+        record = opened(self._protocol.get(root))
+        assert isinstance(record, ExchangeRecord), "the root's payload fits into its slot"
+        return record.payload(root, self._protocol.index)
+
+    def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
+        """Return the root's value; an array that was passed is filled."""
+        protocol, message = self._protocol, self._message(root)
+        fetched = list[int]()
+        value = self._exchange.take(message, root, array, fetched)
+        if fetched:
+            self._in_place.confirm(fetched)
+        elif array is None and message.kind in (ADOPTED, ARRAY, VIEW):
+            self._context.nbytes += value.nbytes
+        if message.kind not in (ARRAY, NUMBER):
+            self._context.check_peers((protocol.ranks[root],))  # which may be changing it already
+            protocol.announce_done()
+        return value if array is None else x

@@ -44,9 +44,9 @@ _ADDRESS = struct.Struct("<Q")
 _GONE = "in memory some of which is gone or protected (was a mapped file made shorter?)"
 
 
-def is_address(place: bytes | memoryview) -> bool:
-    """Return whether a place is in the memory of its owner, not in shared memory."""
-    return len(place) == _ADDRESS.size
+def address_in(place: bytes | memoryview) -> int:
+    """Return the address that a place is in the memory of its owner; 0: it is in shared memory."""
+    return int(_ADDRESS.unpack(place)[0]) if len(place) == _ADDRESS.size else 0
 
 
 class InPlaceReading:
@@ -61,17 +61,17 @@ class InPlaceReading:
 
     # -- which rank reads which ------------------------------------------------------------------------
 
-    def offer(self, x: AnyArray) -> bytes:
-        """Return where a contiguous private array lies, to be combined by all members; empty: they cannot."""
-        if x.nbytes < LEAST_COMBINED or self._agreed is False:
-            return b""
-        address = self._memory.address(x)
-        return _ADDRESS.pack(address) if address else b""
+    def offer(self, x: AnyArray, readers: Sequence[int] | None = None) -> bytes:
+        """Return where a contiguous private array lies; empty: others cannot read it there.
 
-    def offer_to(self, readers: Sequence[int], x: AnyArray) -> bytes:
-        """Return the same for members of which each has found already that it can read this rank's memory."""
+        By default it is offered to all members, to be combined; else to `readers`, of which each has found
+        already that it can read this rank's memory.
+        """
         ranks = self._protocol.ranks
-        if x.nbytes < LEAST_MOVED or not self._memory.is_read_by(ranks[i] for i in readers):
+        if readers is None:
+            if x.nbytes < LEAST_COMBINED or self._agreed is False:
+                return b""
+        elif x.nbytes < LEAST_MOVED or not self._memory.is_read_by(ranks[i] for i in readers):
             return b""
         address = self._memory.address(x)
         return _ADDRESS.pack(address) if address else b""
@@ -99,11 +99,8 @@ class InPlaceReading:
         """Return where every member's array lies, as the slots say."""
         return [_ADDRESS.unpack_from(self._protocol.get(i))[0] for i in range(self._size)]
 
-    def fetch(self, member: int, place: bytes | memoryview, target: AnyArray) -> None:
-        """Fill a contiguous array with what a member offered; `confirm` has to follow."""
-        self._fetch(member, _ADDRESS.unpack_from(place)[0], target)
-
-    def _fetch(self, member: int, address: int, target: AnyArray) -> None:
+    def fetch(self, member: int, address: int, target: AnyArray) -> None:
+        """Fill a contiguous array with what lies at an address of a member; `confirm` has to follow."""
         octets = flat_octets(target)
         for begin in range(0, octets.size, PIECE):
             if begin:
@@ -185,8 +182,7 @@ class InPlaceReading:
             member = (index + step) % size
             low, high = slice_bounds(flat.size, member, size)
             if low < high:
-                place = addresses[member] + low * flat.itemsize
-                self._fetch(member, place, flat[low:high])
+                self.fetch(member, addresses[member] + low * flat.itemsize, flat[low:high])
         self.confirm()
         self._protocol.synchronize()
 
@@ -235,10 +231,6 @@ class InPlaceReading:
             self._rows = _pieces(self._size - 1, nbytes)
         return [np.ndarray((count,), like.dtype, row) for row in self._rows]
 
-    def close(self) -> None:
-        """Release all memory."""
-        self._rows = None
-
 
 def _pieces(number: int, nbytes: int) -> list[AnyArray]:
     """Return pieces of memory, one behind the other, that begin in the middle of a page.
@@ -248,12 +240,8 @@ def _pieces(number: int, nbytes: int) -> list[AnyArray]:
     """
     stride = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = np.empty(number * stride + mmap.PAGESIZE, np.uint8)
-    begin = (MARGIN - _begin(memory)) % mmap.PAGESIZE
+    begin = (MARGIN - memory.ctypes.data) % mmap.PAGESIZE
     return [memory[start : start + nbytes] for start in range(begin, begin + number * stride, stride)]
-
-
-def _begin(x: AnyArray) -> int:
-    return int(x.__array_interface__["data"][0])
 
 
 def _ended(rank: int) -> NbParallelError:

@@ -32,7 +32,8 @@ from nbparallel.distributed.point_to_point.packing import (
     Envelope,
     Packer,
     Payload,
-    RingPairs,
+    RingReader,
+    RingWriter,
     brings_tensor,
 )
 from nbparallel.distributed.point_to_point.streaming import (
@@ -81,8 +82,14 @@ class Sender:
         Whether every send waits until its message was received.
     """
 
-    def __init__(self, context: RankContext, rings: RingPairs, take_in: Callable[[int], None]) -> None:
-        self._context, self.rings, self._take_in = context, rings.writers, take_in
+    def __init__(self, context: RankContext, take_in: Callable[[int], None]) -> None:
+        self._context, self._take_in = context, take_in
+        near, waiter = context.place.ranks, context.waiter
+        # `mail` announces what is put into rings to ranks of other hosts
+        self.rings = [
+            RingWriter(context.view, waiter if r in near else context.mail, context.rank, r)
+            for r in range(context.world_size)
+        ]
         self._held: list[deque[tuple[int, object]]] = [deque() for _ in range(context.world_size)]
         """For each receiver: message numbers, and what must live until that message was received."""
         self._streams = [StreamOut(context, r) for r in range(context.world_size)]
@@ -221,10 +228,8 @@ class Sender:
 
     def close(self) -> None:
         """Release all memory."""
-        for held in self._held:
-            held.clear()
-        for stream in self._streams:
-            stream.close()
+        self._held.clear()
+        self._streams.clear()
 
 
 T = TypeVar("T")
@@ -235,8 +240,9 @@ POLL = 0
 class Receiver:
     """The messages that one rank receives."""
 
-    def __init__(self, context: RankContext, rings: RingPairs) -> None:
-        self._context, self.rings = context, rings.readers
+    def __init__(self, context: RankContext) -> None:
+        self._context, ranks = context, range(context.world_size)
+        self.rings = [RingReader(context.view, context.waiter, r, context.rank) for r in ranks]
         self._streams = [StreamIn(context, r) for r in range(context.world_size)]
         self._packer = Packer(context, inline_nbytes(context.view))
         self.unexpected = UnexpectedMessages(context.rank, self.rings)
@@ -494,8 +500,8 @@ class Receiver:
 
     def close(self) -> None:
         """Drop all messages."""
-        self.unexpected.clear()
-        self.release()
+        self._queues.clear()
+        self._streams.clear()
 
     # -- introductions of groups -------------------------------------------------------------------------
 

@@ -151,12 +151,6 @@ class UnexpectedMessages:
 
         return SentMessage(m.source, self._rank, m.tag, m.line, bool(m.group), m.cell)
 
-    def clear(self) -> None:
-        """Drop all messages."""
-        for queue in self.queues:
-            queue.clear()
-        self.count = 0
-
 
 class MatchRequest:
     """A receive that waits for a message, as its wait and its errors need it.

@@ -66,7 +66,7 @@ class Envelope:
 class RingWriter:
     """The writing end of a ring."""
 
-    def __init__(self, view: ControlView, waiter: Waiter, source: int, destination: int) -> None:
+    def __init__(self, view: ControlView, waiter: Any, source: int, destination: int) -> None:
         layout = view.layout
         self._words, self._octets, self._waiter = view.words, view.octets, waiter
         self._tail, self._head = layout.tail_word(source, destination), layout.head_word(source, destination)
@@ -214,19 +214,6 @@ class RingReader:
             self._waiter.fence()  # what was read of the sender's memory before the word that releases it
         self._words[self._head + 1] = all_up_to
         self._waiter.announce_to(self._source, self._words, self._head + 2, newest)
-
-
-class RingPairs:
-    """The rings of one rank: to and from every rank, itself included."""
-
-    def __init__(
-        self, view: ControlView, waiter: Waiter, rank: int, here: range | None = None, mail: Any = None
-    ) -> None:
-        ranks = range(view.world_size)
-        near = ranks if here is None else here
-        # `mail` announces what is put into rings to ranks that are not `here`
-        self.writers = [RingWriter(view, waiter if r in near else mail, rank, r) for r in ranks]
-        self.readers = [RingReader(view, waiter, r, rank) for r in ranks]
 
 
 ARRAY, ADOPTED, VIEW, NUMBER, OBJECT, BLOB, INTRODUCTION, STREAMED, PLACE, AWAY = range(1, 11)

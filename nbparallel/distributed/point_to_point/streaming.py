@@ -194,10 +194,6 @@ class StreamOut:
         if self._position == self._words[self._taken]:
             self._window = None
 
-    def close(self) -> None:
-        """Release the window."""
-        self._window = None
-
 
 class StreamIn:
     """The receiving end of a pair's stream."""
@@ -255,17 +251,12 @@ class StreamIn:
         def arrived() -> bool:
             return words[self._put] > position
 
-        def explain(_: list[int]) -> NbParallelError:
-            return InternalError(f"rank {source} ended the cell in the middle of a message")
-
-        def check() -> None:
-            context.check_alone(wait)
-
         wait = WaitRecord(
-            Operation.recv, lambda: [] if arrived() else [source], explain, call.line,
+            Operation.recv, lambda: [] if arrived() else [source],
+            lambda _: InternalError(f"rank {source} ended the cell in the middle of a message"), call.line,
             peer=source, tag=call.tag, deadline_ns=call.deadline_ns,
         )  # fmt: skip
-        context.waiter.until(arrived, source, check=check)
+        context.waiter.until(arrived, source, check=lambda: context.check_alone(wait))
 
     def skip(self, nbytes: int, body: bytes | memoryview) -> None:
         """Count a message as taken that is not read; all before it must have been taken."""

@@ -167,7 +167,7 @@ class PeerMemory:
         return reads
 
     def probe(self, rank: int) -> int:
-        """Read the word of a rank whose value both know; return what failed (`errno`), 0 if it can be read."""
+        """Read the word of a rank whose value both know; return what failed (`errno`), 0: it can be read."""
         place = self._layout.memory_word(rank)
         pid = self._words[place]
         if not pid or self._poll is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from nbparallel.distributed.runtime.failures import describe, first_failure, rep
 from nbparallel.distributed.runtime.peer_memory import PeerMemory, publish_place
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedArrayLookup
 from nbparallel.distributed.runtime.supervisor_liveness import SupervisorLiveness
-from nbparallel.distributed.runtime.waiting import Waiter, WaitRecord
+from nbparallel.distributed.runtime.waiting import ForkedWaiter, Waiter, WaitRecord
 from nbparallel.errors import (
     CollectiveTimeoutError,
     DeadlockError,
@@ -118,7 +119,7 @@ class Peers:
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: the default of every hook."""
+    """Do nothing: the default of what layers above set."""
 
 
 @dataclass(slots=True)
@@ -170,25 +171,6 @@ class CellState:
         return f"is not in this cell, and cannot receive {what}"
 
 
-@dataclass(slots=True)
-class RankHooks:
-    """What a wait calls of the layers above.
-
-    Attributes
-    ----------
-    progress
-        Called in every slice of a wait: goes on with what other ranks need of this one.
-    diagnose
-        Called in every slice of a wait: raises if it is part of a deadlock.
-    waited
-        Called at the end of every wait, with the rank that was waited for.
-    """
-
-    progress: Callable[[], None] = _nothing
-    diagnose: Callable[[WaitRecord], None] = _nothing
-    waited: Callable[[WaitRecord, int], None] = _nothing
-
-
 _NO_TIMING = memoryview(bytes(8 * (TIMING_WORDS - 1))).cast("Q")
 SILENCE_NS = 1_000_000_000
 """How long a peer may go on writing into this rank's memory before it is named."""
@@ -199,8 +181,8 @@ LOSS_NS = 500_000_000
 class RankContext:
     """One rank in one epoch: what all its operations share.
 
-    What every operation reads or writes are attributes of the context itself; what concerns the cell, the
-    other ranks, and the layers above is grouped (`cell`, `peers`, `hooks`).
+    What every operation reads or writes are attributes of the context itself; what concerns the cell and the
+    other ranks is grouped (`cell`, `peers`).
 
     Attributes
     ----------
@@ -231,6 +213,11 @@ class RankContext:
         Finds the cell's line that is being executed.
     waiting : WaitRecord or None
         The wait that this rank's slot shows.
+    progress, diagnose
+        Of the layers above, called in every slice of a wait: goes on with what other ranks need of this one;
+        raises if the wait is part of a deadlock.
+    waited
+        Called at the end of every wait, with the rank that was waited for.
     """
 
     def __init__(
@@ -251,7 +238,9 @@ class RankContext:
         self.memory = SharedArrayLookup(store, self.attach)
         self.store = store
         self.peers = Peers(view, rank)
-        self.hooks = RankHooks()
+        self.progress: Callable[[], object] = _nothing
+        self.diagnose: Callable[[WaitRecord], object] = _nothing
+        self.waited: Callable[[WaitRecord, int], object] = _nothing
         self.cell = CellState()
         self.call_site = CallSite()
         self.writing = view.word(rank, WRITING)
@@ -320,7 +309,8 @@ class RankContext:
 
     def close(self) -> None:
         """Release everything that refers to this object, so that the segment is unmapped immediately."""
-        self.ready, self.hooks = False, RankHooks()
+        self.ready = False
+        self.progress = self.diagnose = self.waited = _nothing
         self.memory.close()
         self.peers.close()
 
@@ -380,7 +370,7 @@ class RankContext:
             if not self.forked:
                 self.write_timing()
                 self.show(None)
-                self.hooks.waited(wait, peer)
+                self.waited(wait, peer)
 
     def show(self, wait: WaitRecord | None) -> None:
         """Publish that this rank is in a wait; None: it computes."""
@@ -397,10 +387,10 @@ class RankContext:
     def check(self, wait: WaitRecord) -> None:
         """Raise if `wait` cannot succeed; and go on with what other ranks need of this one."""
         if self.check_alone(wait):
-            self.hooks.progress()
+            self.progress()
             if self.waiting is not wait:  # it has computed, or waited for something else
                 self.show(wait)
-            self.hooks.diagnose(wait)
+            self.diagnose(wait)
 
     def check_alone(self, wait: WaitRecord) -> bool:
         """Raise if a peer's end or the deadline ends `wait`; whether more checks make sense."""
@@ -486,6 +476,17 @@ class RankContext:
         """Record that `error` invalidates the epoch, even outside a collective; returns it."""
         self.open = self.open or -1
         return error
+
+    def forked_copy(self) -> RankContext:
+        """Make this forked child's copy of a context inert; returns that for operations that begin later.
+
+        It is another object because the operation that the child was born into holds this one, and marks it
+        as ready when it ends.  The waiter changes its class because every object of the operations holds it,
+        and a check for each word that is announced would cost each operation of each rank.
+        """
+        self.forked, self.ready = True, False
+        self.waiter.__class__ = ForkedWaiter
+        return copy.copy(self)
 
     # -- leaving after a failure ---------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import marshal
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -171,7 +170,7 @@ class SharedArrayLookup:
     def __init__(self, store: Store, attach: Callable[..., AnyArray]) -> None:
         self.store, self._attach = store, attach
         self._spans: Cache[int, SharedSpan] = Cache(MAX_KNOWN)
-        self._attached: OrderedDict[tuple[bytes, bool | None], AnyArray] = OrderedDict()
+        self._attached: dict[tuple[bytes, bool | None], AnyArray] = {}
         """By handle and right; None instead of the right: with its strides, not flat."""
         self._seen: Cache[bytes, bool] = Cache(MAX_KNOWN)
         self._attached_nbytes = 0
@@ -202,8 +201,6 @@ class SharedArrayLookup:
         if array is None:
             array = self._attach(decode_handle(packed), writable=writable).reshape(-1)
             self._keep(key, array)
-        else:
-            self._attached.move_to_end(key)
         return array
 
     def attach_view(self, packed: bytes | memoryview) -> AnyArray:
@@ -213,22 +210,19 @@ class SharedArrayLookup:
         """
         key = (bytes(packed), None)
         array = self._attached.get(key)
-        if array is not None:
-            self._attached.move_to_end(key)
-            return array
-        array = self._attach(decode_handle(key[0]), writable=False)
-        if key[0] in self._seen:
-            self._keep(key, array)
-        else:
+        if array is None:
+            array = self._attach(decode_handle(key[0]), writable=False)
+            if key[0] in self._seen:
+                self._keep(key, array)
             self._seen[key[0]] = True
         return array
 
     def _keep(self, key: tuple[bytes, bool | None], array: AnyArray) -> None:
-        self._attached_nbytes += array.nbytes
-        while self._attached and self._attached_nbytes > MAX_ATTACHED_NBYTES:
-            _, dropped = self._attached.popitem(last=False)
-            self._attached_nbytes -= dropped.nbytes
+        if self._attached_nbytes + array.nbytes > MAX_ATTACHED_NBYTES:
+            self._attached.clear()
+            self._attached_nbytes = 0
         self._attached[key] = array
+        self._attached_nbytes += array.nbytes
 
     def forget(self) -> None:
         """Release what was attached."""

@@ -37,8 +37,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
-from nbparallel.errors import NbParallelError
+from nbparallel.errors import ForkedRankError, NbParallelError
 from nbparallel.wire.control import ControlView, Operation
 from nbparallel.wire.control_layout import BELL, PARKED
 
@@ -238,7 +239,7 @@ class Waiter:
         satisfied: Callable[[], bool],
         peer: int,
         *,
-        check: Callable[[], None],
+        check: Callable[[], object],
     ) -> None:
         """Sleep until `satisfied`, which `peer` (-1: any rank) brings about.
 
@@ -304,6 +305,25 @@ class Waiter:
                 self._has_waitv = False
         else:
             time.sleep(0.001)  # many words and no futex_waitv: short sleeps
+
+
+# A forked child of a rank may be born in the middle of an operation, by a signal handler that forks and
+# returns, and would go on with it: writing the rank's words, and taking the rank's part in the next one.
+
+
+class ForkedWaiter(Waiter):
+    """A waiter that neither waits nor wakes: it raises `ForkedRankError`."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ForkedRankError(
+            f"this process was forked from rank {self._rank} in the middle of an operation, and that is the "
+            "rank's"
+        )
+
+    announce = announce_to = spin = spin_until = until = within = _refuse
+
+    def ring(self, bits: int = 0) -> None:
+        """Do nothing."""
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from nbparallel.distributed.slots.deadlock import wait_text
 from nbparallel.distributed.slots.fingerprint import BITS, COLUMNS
 from nbparallel.distributed.slots.slot_area import CALL, CONTENT, LINE, TEXT, TEXT_OFFSET, WORD, SlotArea
 from nbparallel.errors import LEFT_OUT, CollectiveMismatchError, rank_list
-from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation, State
+from nbparallel.wire.control import SLOT_HEADER, Operation, State
 
 DIFFERENT = "ranks called different operations, or the same with different arguments"
 Row = Sequence[str]
@@ -26,38 +26,40 @@ _HEAD = ("rank", *COLUMNS, "line", "calls")
 class CallTable:
     """What every member of a group calls, as its slots say; read only when words differ.
 
-    Parameters
+    Attributes
     ----------
     area : SlotArea
         The group's slots.
+    number, generation : int
+        The last collective that began, and the index of its slots.
     """
 
     def __init__(self, context: RankContext, area: SlotArea) -> None:
-        self._context, self._area = context, area
-        self._former = 0
+        self._context, self.area = context, area
+        self.number = self.generation = self._former = 0
 
-    def begin_cell(self, number: int) -> None:
-        """Count calls from here: collective `number` was the last of the cells before."""
-        self._former = number
+    def begin_cell(self) -> None:
+        """Count calls from here."""
+        self._former = self.number
 
-    def compare(self, number: int, root: int | None) -> None:
-        """Raise if the calls differ; with a `root`, other members may leave open what is moved."""
-        generation = number % GENERATIONS
-        contents = self._of_all(CONTENT, generation)
+    def compare(self, *, root: int | None = None) -> None:
+        """Raise on every rank if the calls differ, to be called when words do.
+
+        With a `root`, other members may leave open what is moved.
+        """
+        contents = self._of_all(CONTENT)
         if root is not None:
             contents.discard(0)
-        same_call = len(self._of_all(CALL, generation)) == 1
+        same_call = len(self._of_all(CALL)) == 1
         if not same_call or len(contents) > 1:
-            what = DIFFERENT if root is None or not same_call else self._unlike_the_source(root, generation)
-            raise self.mismatch(what, number, range(len(self._area.ranks)))
+            what = DIFFERENT if root is None or not same_call else self._unlike_the_source(root)
+            raise self.mismatch(what)
 
-    def _unlike_the_source(self, root: int, generation: int) -> str:
+    def _unlike_the_source(self, root: int) -> str:
         """Return which member passed an array that cannot take the root's value."""
-        ranks, source = self._area.ranks, self._word(CONTENT, root, generation)
+        ranks, source = self.area.ranks, self._word(CONTENT, root)
         other = next(
-            rank
-            for index, rank in enumerate(ranks)
-            if self._word(CONTENT, index, generation) not in (0, source)
+            rank for index, rank in enumerate(ranks) if self._word(CONTENT, index) not in (0, source)
         )
         return (
             f"rank {ranks[root]} is the source, and what it passed does not fit the array that rank {other} "
@@ -65,53 +67,49 @@ class CallTable:
             f"src={other} on all ranks makes rank {other} the source"
         )
 
-    def agree(self, number: int) -> bool:
+    def agree(self) -> bool:
         """Whether all members pass the same dtype and shape; raises if they call different operations."""
-        generation = number % GENERATIONS
-        if len(self._of_all(CALL, generation)) > 1:
-            raise self.mismatch(DIFFERENT, number, range(len(self._area.ranks)))
-        return len(self._of_all(CONTENT, generation)) == 1
+        if len(self._of_all(CALL)) > 1:
+            raise self.mismatch(DIFFERENT)
+        return len(self._of_all(CONTENT)) == 1
 
-    def differs(self, generation: int, arrived: Iterable[int]) -> bool:
+    def differs(self, arrived: Iterable[int]) -> bool:
         """Whether some of the members call different operations."""
-        return len({self._word(CALL, i, generation) for i in arrived}) > 1
+        return len({self._word(CALL, i) for i in arrived}) > 1
 
-    def bits(self, generation: int) -> list[int]:
+    def bits(self) -> list[int]:
         """Return the low bits of every member's word."""
-        words = self._area.words
-        return [words[slots[generation] // 8 + WORD] & BITS for slots in self._area.slots]
+        words, generation = self.area.words, self.generation
+        return [words[slots[generation] // 8 + WORD] & BITS for slots in self.area.slots]
 
-    def _word(self, word: int, index: int, generation: int) -> int:
-        return self._area.words[self._area.slots[index][generation] // 8 + word]
+    def _word(self, word: int, index: int) -> int:
+        return self.area.words[self.area.slots[index][self.generation] // 8 + word]
 
-    def _of_all(self, word: int, generation: int) -> set[int]:
-        words = self._area.words
-        return {words[slots[generation] // 8 + word] for slots in self._area.slots}
+    def _of_all(self, word: int) -> set[int]:
+        return {self._word(word, index) for index in range(len(self.area.slots))}
 
-    def row(self, index: int, generation: int) -> tuple[str, ...]:
+    def row(self, index: int) -> tuple[str, ...]:
         """Return the columns of a member's slot, and the line."""
-        start = self._area.slots[index][generation] + TEXT_OFFSET
-        length = min(self._word(TEXT, index, generation), SLOT_HEADER - TEXT_OFFSET)
-        text = bytes(self._area.octets[start : start + length])
-        return parse(text, self._context.call_site.name(self._word(LINE, index, generation)))
+        start = self.area.slots[index][self.generation] + TEXT_OFFSET
+        length = min(self._word(TEXT, index), SLOT_HEADER - TEXT_OFFSET)
+        text = bytes(self.area.octets[start : start + length])
+        return parse(text, self._context.call_site.name(self._word(LINE, index)))
 
-    def rows(self, number: int, arrived: Iterable[int], finished: Container[int] = ()) -> dict[int, Row]:
+    def rows(self, arrived: Iterable[int], finished: Container[int] = ()) -> dict[int, Row]:
         """Return a row for every member.
 
         Parameters
         ----------
-        number : int
-            The collective's.
         arrived : iterable of int
             Group ranks of the members whose slots hold it.
         finished : container of int
             Ranks that are known to have finished the cell.
         """
-        area, here = self._area, set(arrived)
+        area, here = self.area, set(arrived)
         rows: dict[int, Row] = {}
         for index, rank in enumerate(area.ranks):
             if index in here:
-                rows[rank] = *self.row(index, number % GENERATIONS), str(number - self._former)
+                rows[rank] = *self.row(index), str(self.number - self._former)
             else:
                 what, line = self._doing(rank, finished)
                 calls = max(0, area.words[area.done[index]] - self._former)
@@ -128,13 +126,14 @@ class CallTable:
         return f"waits {wait_text(record, [], '')}", self._context.call_site.name(record.line)
 
     def mismatch(
-        self, what: str, number: int, arrived: Iterable[int], finished: Container[int] = ()
+        self, what: str, arrived: Iterable[int] | None = None, finished: Container[int] = ()
     ) -> CollectiveMismatchError:
-        """Return the error that says what is wrong and what every member calls."""
-        return CollectiveMismatchError(f"{what}:\n{table(self.rows(number, arrived, finished))}")
+        """Return the error that says what is wrong and what every member calls; by default all `arrived`."""
+        here = range(len(self.area.ranks)) if arrived is None else arrived
+        return CollectiveMismatchError(f"{what}:\n{table(self.rows(here, finished))}")
 
     def not_called(
-        self, operation: Operation, finished: Sequence[int], number: int, arrived: Callable[[], Sequence[int]]
+        self, operation: Operation, finished: Sequence[int], arrived: Callable[[], Sequence[int]]
     ) -> CollectiveMismatchError:
         """Return the error about ranks that finished the cell without a call that others wait for.
 
@@ -144,14 +143,14 @@ class CallTable:
         limit = time.monotonic_ns() + SETTLE_NS
         while not self._settled(here := arrived()) and time.monotonic_ns() < limit:
             time.sleep(0.001)
-        absent = [rank for index, rank in enumerate(self._area.ranks) if index not in here]
+        absent = [rank for index, rank in enumerate(self.area.ranks) if index not in here]
         finished = [rank for rank in absent if rank in finished or self._context.gone(rank)]
         names = f"{rank_list(finished)} {LEFT_OUT} {operation.name}"
-        return self.mismatch(f"{names}, for which the others wait", number, here, finished)
+        return self.mismatch(f"{names}, for which the others wait", here, finished)
 
     def _settled(self, arrived: Container[int]) -> bool:
         """Whether every member has arrived, has left the cell, or waits for something else."""
-        context, area = self._context, self._area
+        context, area = self._context, self.area
         for index, rank in enumerate(area.ranks):
             if index in arrived or context.gone(rank) or context.peers.has_failed(rank):
                 continue

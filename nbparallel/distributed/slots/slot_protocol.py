@@ -38,7 +38,7 @@ from nbparallel.distributed.slots.slot_area import (
     SlotArea,
     SpanTable,
 )
-from nbparallel.errors import CollectiveMismatchError, NbParallelError
+from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation
 
 EARLY_NS = 100_000_000
@@ -47,7 +47,7 @@ _NO_FINGERPRINT = Fingerprint(0, 0, 0, b"")
 _OF_A_COLLECTIVE = "number", "generation", "arrivals", "operation", "fingerprint", "line", "deadline_ns"
 
 
-class SlotProtocol:
+class SlotProtocol(CallTable):
     """One rank's side of all collectives of a group in an epoch.
 
     Members are counted by their group rank, but words and errors name ranks of the world.
@@ -64,13 +64,14 @@ class SlotProtocol:
         How many synchronisations this rank has reached.
     operation, fingerprint, line, deadline_ns
         What it calls in that collective, where, and when its waits time out.
-    calls, spans : CallTable, SpanTable
-        What the members call, and where their arrays lie.
+    spans : SpanTable
+        Where the members' arrays lie.
     """
 
     def __init__(self, context: RankContext, area: SlotArea) -> None:
-        self.area, self.ranks, self.index = area, area.ranks, area.index
-        self._context, self._words, self._octets = context, area.words, area.octets
+        super().__init__(context, area)
+        self.ranks, self.index = area.ranks, area.index
+        self._words, self._octets = area.words, area.octets
         self._waiter = context.waiter
         self.payload_nbytes = area.payload_nbytes
         self._arrive, self._done = area.arrive[area.index], area.done[area.index]
@@ -83,12 +84,12 @@ class SlotProtocol:
         ]
         """For each generation and peer: rank, arrival word, first word of its slot."""
         self._readers = [(area.ranks[i], area.done[i]) for i in area.others]
-        self.number = self.arrivals = self.generation = 0
+        self.arrivals = 0
         self._strong_order = context.waiter.strong_order
         self._all_done = 0
         self._written: list[Fingerprint] = [_NO_FINGERPRINT] * GENERATIONS
         self.operation, self.fingerprint, self.line = Operation.none, _NO_FINGERPRINT, 0
-        self.calls, self.spans = CallTable(context, area), SpanTable(area)
+        self.spans = SpanTable(area)
         self._wait_began_ns = 0
         self.deadline_ns: int | None = None
 
@@ -234,22 +235,6 @@ class SlotProtocol:
 
     # -- comparing ---------------------------------------------------------------------------------------
 
-    def compare(self, *, root: int | None = None) -> None:
-        """Raise on every rank if the calls differ, to be called when words do; see `CallTable.compare`."""
-        self.calls.compare(self.number, root)
-
-    def agree(self) -> bool:
-        """Whether all members pass the same dtype and shape; raises if they call different operations."""
-        return self.calls.agree(self.number)
-
-    def mismatch(self, what: str) -> CollectiveMismatchError:
-        """Return the error that says what is wrong and what every member called."""
-        return self.calls.mismatch(what, self.number, range(len(self.ranks)))
-
-    def bits(self) -> list[int]:
-        """Return the low bits of every member's word."""
-        return self.calls.bits(self.generation)
-
     def check_overlap(self, bits: list[int], *, root: int | None = None) -> None:
         """Raise `ValueError` on every rank if two members would write the same shared memory.
 
@@ -365,7 +350,7 @@ class SlotProtocol:
             return words[arrive] >= arrivals
 
         def explain(finished: list[int]) -> NbParallelError:
-            return self.calls.not_called(self.operation, finished, self.number, self._arrived)
+            return self.not_called(self.operation, finished, self._arrived)
 
         wait = WaitRecord(
             self.operation,
@@ -390,8 +375,8 @@ class SlotProtocol:
         if time.monotonic_ns() - self._wait_began_ns < EARLY_NS:
             return
         arrived = self._arrived()
-        if self.calls.differs(self.generation, arrived):
-            raise self._context.mark_failed(self.calls.mismatch(DIFFERENT, self.number, arrived))
+        if self.differs(arrived):
+            raise self._context.mark_failed(self.mismatch(DIFFERENT, arrived))
 
     def close(self) -> None:
         """Release the memory views."""

@@ -116,9 +116,9 @@ def test_a_receive_that_takes_long_is_no_deadlock(ranks: Any, slow: str) -> None
     def work(c: Communicator) -> None:
         if c.rank == 0:
             w = c.irecv(src=1)
-            hooks, progress = context_of(c).hooks, context_of(c).hooks.progress
+            context, progress = context_of(c), context_of(c).progress
             if slow == "rank":  # as if it were stopped before it looks at what has come
-                hooks.progress = lambda: (time.sleep(0.7), progress())
+                context.progress = lambda: (time.sleep(0.7), progress())
         c.barrier()
         if c.rank == 1:
             c.strict_sync(True)
@@ -126,7 +126,7 @@ def test_a_receive_that_takes_long_is_no_deadlock(ranks: Any, slow: str) -> None
             c.strict_sync(False)
         c.barrier()
         if c.rank == 0:
-            hooks.progress = progress
+            context.progress = progress
             w.wait()
 
     ranks(2, work)

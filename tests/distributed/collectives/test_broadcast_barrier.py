@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
-from nbparallel.distributed.collectives import broadcast, direct
+from nbparallel.distributed.collectives import direct, exchange
 from tests.harness.ranks import context_of
 
 
@@ -67,7 +67,7 @@ def test_large_shared_arrays_are_copied_by_all(ranks: Any, monkeypatch: pytest.M
         calls.append(len(targets))
         direct.direct_broadcast(context, protocol, source, targets)
 
-    monkeypatch.setattr(broadcast, "direct_broadcast", count)
+    monkeypatch.setattr(exchange, "direct_broadcast", count)
 
     def work(c: Communicator) -> list[int]:
         store = context_of(c).store
