@@ -96,8 +96,7 @@ class Communicator(
             self._view, rank, world_size, store, epoch=epoch, usable_cpus=usable_cpus, place=place
         )
         self._context.peers.liveness_check = liveness_check
-        self._deadlocks = DeadlockDetector(self._context)
-        self._context.diagnose = self._deadlocks.inspect
+        self._context.diagnose = DeadlockDetector(self._context).inspect
         here = self._context.place.ranks
         self._first, self._behind = here.start, here.stop
         buffer = KeptBuffer(self._context)
@@ -319,7 +318,6 @@ class Communicator(
         self._sender.close()
         self._receiver.close()
         self._group_table.close()
-        self._deadlocks.close()
         self._context.close()
         if self._owns_view:
             self._view.close()

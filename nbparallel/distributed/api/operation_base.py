@@ -66,10 +66,6 @@ class WorldOperations(Protocol):
         """Return whether the operation of this name is built; raises if it is not in this form."""
 
     @property
-    def move(self) -> Callable[..., Any]:
-        """As `GroupCollectives.move`."""
-
-    @property
     def average(self) -> Callable[..., None]:
         """As `average` of `data_parallel.gradients`."""
 

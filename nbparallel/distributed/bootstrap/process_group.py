@@ -7,6 +7,7 @@ has left the world and joined another one.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import os
 import platform
@@ -289,11 +290,9 @@ class ProcessGroup:
         if self._supervisor is None:
             self._disconnect_own()
         else:
-            try:
+            with contextlib.suppress(ChannelClosedError):  # the ranks that wait notice its end by themselves
                 # before arrays die that other ranks have not received yet
                 self._supervisor.send(LeaveWorld())
-            except ChannelClosedError:
-                pass  # the supervisor has ended, which the ranks that wait notice by themselves
             self.communicator.close()
             self._channel.close()
         self._liveness.close()
@@ -304,10 +303,8 @@ class ProcessGroup:
         self._store.disconnect(self._broker)
         self.communicator.close()
         self._store.change_client_id(0)
-        try:
+        with contextlib.suppress(ChannelClosedError):
             self._channel.send(Kind.LEAVE_WORLD, abandon=lambda: self._liveness.lost() is not None)
-        except ChannelClosedError:
-            pass  # the supervisor has ended, which the ranks that wait notice by themselves
         self._broker.close()
 
     def _on_exception(

@@ -199,10 +199,8 @@ class _Rendezvous:
 def _enter(place: str) -> int | None:
     """Return a descriptor of the directory, made if needed; None if it is being removed."""
     try:
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(place, 0o700)
-        except FileExistsError:
-            pass
         directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ENOENT and os.path.isdir(os.path.dirname(place)):
@@ -270,10 +268,8 @@ def _clear(directory: int, place: str) -> None:
 
 
 def _remove(place: str) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it is gone, or holds what is not ours
         os.rmdir(place)
-    except OSError:
-        pass  # it is gone, or holds what is not ours
 
 
 def _start(directory: int, place: str, log: int) -> Channel:

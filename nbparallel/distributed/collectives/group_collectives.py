@@ -85,10 +85,8 @@ class ProgressEngine:
         context: RankContext,
         protocol: SlotProtocol,
         exchange: Exchange,
-        changed: Callable[[], None],
     ) -> None:
         self._context, self._protocol, self._exchange = context, protocol, exchange
-        self._changed = changed
         self._queue: deque[PendingOperation] = deque()
         self._busy = False
 
@@ -102,6 +100,11 @@ class ProgressEngine:
         self._queue.append(pending)
         self._changed()
         self.advance()
+
+    def _changed(self) -> None:
+        """Disable the fast paths of the world while one of its collectives is pending."""
+        if self._protocol.area.is_world:
+            self._context.plain = self._context.whole and not self._queue
 
     def advance(self) -> None:
         """Post and complete collectives as far as possible, without blocking."""
@@ -222,12 +225,7 @@ class GroupCollectives:
         self._broadcast = Broadcast(context, protocol, self.exchange, in_place)
         self._calls = Calls(area.ranks, area.index)
         self.nonblocking = Calls(area.ranks, area.index, nonblocking=True)
-        self.pending = ProgressEngine(context, protocol, self.exchange, self._changed)
-
-    def _changed(self) -> None:
-        """Disable the fast paths of the world while one of its collectives is pending."""
-        if self._area.is_world:
-            self._context.plain = self._context.whole and not self.pending
+        self.pending = ProgressEngine(context, protocol, self.exchange)
 
     def barrier(
         self,
@@ -262,7 +260,7 @@ class GroupCollectives:
         """Return the combination of all values on `root`; None elsewhere."""
         array = x if type(x) is np.ndarray else as_operand(x)
         if array is None:
-            return self.exchanged("reduce", x, root, op, deadline_ns)
+            return self._exchanged("reduce", x, root, op, deadline_ns)
         return self.reductions.reduce(x, array, root, op, deadline_ns)
 
     def reduce_scatter(
@@ -276,7 +274,7 @@ class GroupCollectives:
         """Return this member's part of the combination of all values, of the `whole` if that is an array."""
         operator, values = checked_parts(parts, whole, op, output, self._area.index)
         if not isinstance(values[0], np.ndarray):
-            return self.exchanged("reduce_scatter", parts, whole, op, output, deadline_ns)
+            return self._exchanged("reduce_scatter", parts, whole, op, output, deadline_ns)
         return self.reductions.reduce_scatter(operator, values, whole, output, deadline_ns)
 
     def _exchanged(self, name: str, *args: Any) -> Any:

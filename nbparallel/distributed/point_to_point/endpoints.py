@@ -19,7 +19,6 @@ from nbparallel.distributed.operators import shown_dtype
 from nbparallel.distributed.point_to_point.matching import (
     Late,
     MatchRequest,
-    PostedReceives,
     Receive,
     UnexpectedMessages,
 )
@@ -247,7 +246,11 @@ class Receiver:
         self._packer = Packer(context, inline_nbytes(context.view))
         self.unexpected = UnexpectedMessages(context.rank, self.rings)
         self._queues = self.unexpected.queues
-        self._posted = PostedReceives(self.unexpected, self._serve)
+        self._posted: list[Receive] = []
+        """Posted receives that have not been matched yet, in the order of their calls.
+
+        A message goes to the first of them that it matches, and to a blocking `recv` only if it matches none.
+        """
         self._metas: Cache[tuple[np.dtype[Any], tuple[int, ...]], bytes] = Cache()
         """How short arrays are described in records; empty: not short."""
         self._has_spun = False
@@ -409,7 +412,7 @@ class Receiver:
 
     def post(self, receive: Receive) -> Work:
         """Begin a receive."""
-        self._posted.add(receive)
+        self._posted.append(receive)
         self.advance(POLL)
         return receive.work
 
@@ -439,7 +442,25 @@ class Receiver:
         for source in range(self._context.world_size):
             if source not in but:
                 self.unexpected.take_in(source)
-        return self._posted.match(deadline_ns)
+        return self._match(deadline_ns)
+
+    def _match(self, deadline_ns: int | None) -> Late:
+        """Complete every posted receive whose message has arrived; return why one of them cannot be yet."""
+        unexpected = self.unexpected
+        if not unexpected.count:
+            return None
+        late, passed = None, list[Envelope]()
+        try:
+            for receive in self._posted:
+                message = next((m for m in unexpected if receive.matches(m) and m not in passed), None)
+                if message is not None and (early := self._serve(receive, message, deadline_ns)):
+                    late = early
+                    passed.append(message)
+                if unexpected.count == len(passed):
+                    break
+        finally:
+            self._posted = [receive for receive in self._posted if not receive.work.done]
+        return late
 
     def drain(self) -> None:
         """Take in what has arrived, but from ranks that a receive is waiting for."""
@@ -476,7 +497,9 @@ class Receiver:
 
     def drop(self) -> None:
         """End what was posted in a cell with it."""
-        self._posted.drop()
+        for receive in self._posted:
+            receive.work.drop()
+        self._posted.clear()
 
     def settle(self, source: int, position: int, cell: str) -> None:
         """Keep or drop what a rank has sent in the cell that has ended: see `UnexpectedMessages.settle`."""

@@ -11,6 +11,7 @@ by then has had its id all the time.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -107,11 +108,9 @@ def read_memory(pid: int, address: int, into: Any) -> int:
 
 def allow_reading(reader: int) -> None:
     """Let a process and its descendants read this one's memory, where Yama would not (its scope 1)."""
-    try:
+    with contextlib.suppress(OSError):  # there is no Yama
         if read_text(YAMA_SCOPE).strip() == "1":
             ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(reader), 0, 0, 0)
-    except OSError:
-        pass  # there is no Yama
 
 
 OFF = "NBP_READ_IN_PLACE"

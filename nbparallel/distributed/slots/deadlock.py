@@ -38,8 +38,6 @@ class DeadlockDetector:
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
-        self._areas: dict[bytes, SlotArea] = {}
-        """Of groups in which a rank waits, by handle; they need not be groups of this rank."""
 
     def inspect(self, wait: WaitRecord) -> None:
         """Raise `DeadlockError` if this rank is part of a deadlock; called in every slice of a wait."""
@@ -116,21 +114,16 @@ class DeadlockDetector:
         return missing or None
 
     def _area_of(self, record: SlotRecord) -> SlotArea | None:
-        """Return the slot area of the group in whose collective a rank waits."""
-        if not record.area or record.operation is Operation.lock:
+        """Return the slot area of the group in whose collective a rank waits; it need not be this rank's."""
+        context = self._context
+        # another machine's memory cannot be looked at
+        if not record.area or record.operation is Operation.lock or record.rank not in context.place.ranks:
             return None
-        if record.rank not in self._context.place.ranks:
-            return None  # another machine's memory
-        area = self._areas.get(record.area)
-        if area is None:
-            try:
-                memory = self._context.store.attach(decode_handle(record.area), writable=False)
-            except (SegmentLostError, InvalidHandleError, ValueError, EOFError, TypeError):
-                return None  # torn, or gone with its maker: then nothing is known
-            area = group_area(memory, record.area, self._context.rank)
-            if area is not None:
-                self._areas[record.area] = area
-        return area
+        try:
+            memory = context.store.attach(decode_handle(record.area), writable=False)
+        except (SegmentLostError, InvalidHandleError, ValueError, EOFError, TypeError):
+            return None  # torn, or gone with its maker: then nothing is known
+        return group_area(memory, record.area, context.rank)
 
     def describe(self, stuck: Stuck) -> str:
         """Return which rank waits for which, on which line; and the cure of the commonest deadlock."""
@@ -153,10 +146,6 @@ class DeadlockDetector:
         if all(receiving):
             parts.append("all of these wait to receive: one has to send first, or each uses sendrecv")
         return "; ".join(parts)
-
-    def close(self) -> None:
-        """Release the areas that were attached."""
-        self._areas.clear()
 
 
 def _stuck(record: SlotRecord, awaited: list[int], hopeless: set[int]) -> bool:

@@ -38,7 +38,6 @@ from nbparallel.distributed.slots.slot_area import (
     SlotArea,
     SpanTable,
 )
-from nbparallel.errors import NbParallelError
 from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation
 
 EARLY_NS = 100_000_000
@@ -349,13 +348,10 @@ class SlotProtocol(CallTable):
         def satisfied() -> bool:
             return words[arrive] >= arrivals
 
-        def explain(finished: list[int]) -> NbParallelError:
-            return self.not_called(self.operation, finished, self._arrived)
-
         wait = WaitRecord(
             self.operation,
             lambda: self.missing(arrivals),
-            explain,
+            lambda finished: self.not_called(self.operation, finished, self._arrived),
             self.line,
             sequence=self.number,
             target=arrivals,
