@@ -102,7 +102,7 @@ def form_word(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
 
 
 class ExchangeRecord(NamedTuple):
-    """A record."""
+    """A record as its readers see it."""
 
     waits: bool
     """Whether the writer waits until all members have read its memory."""
@@ -114,13 +114,8 @@ class ExchangeRecord(NamedTuple):
     """The writer's shared memory that others read, or that it writes, and which of both."""
     payloads: list[tuple[int, bytes, int, int]]
     """Kind and description of each, and where its body begins and ends behind the head."""
-    bodies: memoryview = memoryview(b"")
-    """Of the payloads, as a reader sees them."""
-
-    def pack(self, bodies: Sequence[bytes]) -> bytes:
-        """Return the record as bytes."""
-        head = marshal.dumps(self[:-1])
-        return b"".join([_LENGTH.pack(len(head)), head, *bodies])
+    bodies: memoryview
+    """Of the payloads."""
 
     def payload(self, writer: int, reader: int) -> Envelope:
         """Return the payload for a member; its body is a view of the slot."""
@@ -134,8 +129,8 @@ def record_of(payloads: Sequence[Payload], forms: Forms, expected: Forms, spans:
     for payload in payloads:
         start, stop = stop, stop + len(payload.body)
         places.append((payload.kind, payload.meta, start, stop))
-    record = ExchangeRecord(waits, _once(forms), _once(expected), spans, places)
-    return record.pack([payload.body for payload in payloads])
+    head = marshal.dumps((waits, _once(forms), _once(expected), spans, places))
+    return b"".join([_LENGTH.pack(len(head)), head, *(payload.body for payload in payloads)])
 
 
 def opened(data: memoryview) -> ExchangeRecord | bytes:

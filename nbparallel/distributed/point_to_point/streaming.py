@@ -170,7 +170,7 @@ class StreamOut:
         if self._waiter.spin(self._words, self._taken, self._position - CHUNKS + 1):
             return True
         patience = max(LEAST_PATIENCE_NS, nbytes // NBYTES_PER_NS)
-        return self._waiter.within(self._has_room, self._destination, patience)
+        return self._waiter.until(self._has_room, self._destination, limit_ns=patience)
 
     def copy_rest(self, data: AnyArray) -> AnyArray | None:
         """Return the rest of a message in another segment; None if there is no memory: it has to wait."""

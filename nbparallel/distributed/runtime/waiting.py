@@ -150,10 +150,10 @@ class Waiter:
             self.fence()
             words[word] = value
             self.fence()
-        halves = self._halves
+        halves, mine = self._halves, self._mine
         for parked in self._parked:
-            if halves[parked]:
-                self._ring()
+            if halves[parked] in mine:
+                self.ring()
                 return
 
     def announce_to(self, reader: int, words: memoryview, word: int, value: int) -> None:
@@ -169,11 +169,6 @@ class Waiter:
             self.fence()
         if self._halves[self._parked_of[reader]] in self._mine:
             self.ring(rank_bit(reader))
-
-    def _ring(self) -> None:
-        mine = self._mine
-        if any(self._halves[parked] in mine for parked in self._parked):
-            self.ring()
 
     def ring(self, bits: int = _ALL_BITS) -> None:
         """Wake all ranks that sleep for this one; with `bits` only ranks that have one of them."""
@@ -239,9 +234,10 @@ class Waiter:
         satisfied: Callable[[], bool],
         peer: int,
         *,
-        check: Callable[[], object],
-    ) -> None:
-        """Sleep until `satisfied`, which `peer` (-1: any rank) brings about.
+        check: Callable[[], object] = bool,
+        limit_ns: int = sys.maxsize,
+    ) -> bool:
+        """Sleep until `satisfied`, which `peer` (-1: any rank) brings about; whether it was in time.
 
         `check` runs before every sleep: it raises if the wait cannot succeed any more.
         """
@@ -250,27 +246,16 @@ class Waiter:
             # fault: waiting
             while not satisfied():
                 check()
-                self._sleep(satisfied, peer)
-        finally:
-            self._halves[self._my_parked] = 0
-            self.wait_ns += time.monotonic_ns() - begin
-
-    def within(self, satisfied: Callable[[], bool], peer: int, limit_ns: int) -> bool:
-        """Sleep until `satisfied`, which `peer` brings about, or time out; whether it was in time."""
-        begin = now = time.monotonic_ns()
-        try:
-            while not satisfied():
-                left = begin + limit_ns - now
+                left = begin + limit_ns - time.monotonic_ns()
                 if left <= 0:
                     return False
                 self._sleep(satisfied, peer, min(left, SLICE_NS))
-                now = time.monotonic_ns()
             return True
         finally:
             self._halves[self._my_parked] = 0
             self.wait_ns += time.monotonic_ns() - begin
 
-    def _sleep(self, satisfied: Callable[[], bool], peer: int, slice_ns: int = SLICE_NS) -> None:
+    def _sleep(self, satisfied: Callable[[], bool], peer: int, slice_ns: int) -> None:
         halves = self._halves
         halves[self._my_parked] = peer + 1 if peer >= 0 else ANY_RANK
         bells = self._bells if peer < 0 else self._bells[peer : peer + 1]
@@ -320,7 +305,7 @@ class ForkedWaiter(Waiter):
             "rank's"
         )
 
-    announce = announce_to = spin = spin_until = until = within = _refuse
+    announce = announce_to = spin = spin_until = until = _refuse
 
     def ring(self, bits: int = 0) -> None:
         """Do nothing."""
