@@ -436,6 +436,9 @@ def _copied_if_overlapping(values: Sequence[Any], outputs: Mapping[int, AnyArray
 # others.  Else the root leaves what an exchange would: a large private array in its place, in the buffer that
 # the root keeps, or as a copy in shared memory.
 
+_PAYLOAD = struct.Struct("<BxH")
+"""Kind, and length of the description before the body."""
+
 
 @functools.lru_cache(maxsize=4096)
 def _object_label(rank: int, kind: str) -> Fingerprint:
@@ -466,7 +469,7 @@ class Broadcast:
         protocol.begin(Operation.broadcast, label, context.call_site.line())
         if mine:
             context.nbytes += left.nbytes
-            protocol.put(record_of([left], [], [], [], False))
+            protocol.put(_PAYLOAD.pack(left.kind, len(left.meta)) + left.meta + left.body)
         direct = (
             array is not None and span is not None and span.direct and array.nbytes > protocol.payload_nbytes
         )
@@ -525,9 +528,10 @@ class Broadcast:
         return _object_label(rank, type(x).__name__ if mine else "")
 
     def _message(self, root: int) -> Envelope:
-        record = opened(self._protocol.get(root))
-        assert isinstance(record, ExchangeRecord), "the root's payload fits into its slot"
-        return record.payload(root, self._protocol.index)
+        data = self._protocol.get(root)
+        kind, length = _PAYLOAD.unpack_from(data)
+        meta = data[_PAYLOAD.size :][:length]
+        return Envelope(root, 0, kind, 0, 0, bytes(meta), data[_PAYLOAD.size + length :])
 
     def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
         """Return the root's value; an array that was passed is filled."""
