@@ -295,7 +295,8 @@ def test_some_ranks_say_more(ranks: Any, n: int, size: int) -> None:
         packed = None
         if c.rank == 0:
             mine = context_of(c).store.share(np.zeros(size))
-            packed = context_of(c).memory.packed_flat(mine)
+            memory = context_of(c).memory
+            packed = memory.packed(mine, memory.span_of(mine))
         packed = c.broadcast(packed, src=0)
         theirs = context_of(c).memory.attach(packed, writable=True) if c.rank == n - 1 else np.zeros(size)
         for turn in range(3):
