@@ -138,7 +138,10 @@ def opened(data: memoryview) -> ExchangeRecord | bytes:
     (length,) = _LENGTH.unpack_from(data)
     begin = _LENGTH.size + length
     found = marshal.loads(data[_LENGTH.size : begin])
-    return found if isinstance(found, bytes) else ExchangeRecord._make([*found, data[begin:]])
+    if isinstance(found, bytes):
+        return found
+    waits, brought, expected, spans, payloads = found
+    return ExchangeRecord(waits, brought, expected, spans, payloads, data[begin:])
 
 
 def _once(forms: Forms) -> Forms:
@@ -181,7 +184,9 @@ class Exchange:
         records, found = self.read(movement, values)
         if movement.values:
             readers = (movement.root,) if movement.to_root else range(self._size)
-            self._filled[word] = all(records[i].expected for i in readers if i is not None and i != index)
+            fills = all(records[i].expected for i in readers if i is not None and i != index)
+            if fills != filled:
+                self._filled[word] = fills
         if any(record.waits for record in records):
             # One that failed may be changing what was just copied; others may have ended behind the call.
             context.check_peers([protocol.ranks[i] for i in movement.sources if records[i].waits])
@@ -210,7 +215,10 @@ class Exchange:
         """
         self.release()
         self._lent, store, size = 0, self._context.store, self._size
-        payloads, brought, read, keepalive = list[Payload](), Forms(), list[AnyArray](), list[object]()
+        payloads: list[Payload] = []
+        brought: Forms = []
+        read: list[AnyArray] = []
+        keepalive: list[object] = []
         budget = (self._protocol.payload_nbytes - 8 * size) // max(1, len(values)) - 2 * OVERHEAD
         readers = 1 if len(values) > 1 or movement.to_root or size == 2 else size - 1
         readable = waits and (filled or readers > 1)
@@ -228,10 +236,9 @@ class Exchange:
             ):
                 payload = NOTHING  # no other member takes it
             else:
-                offer = functools.partial(self._offer, (i,) if len(values) > 1 else takers)
-                payload = self._packer.leave(
-                    value, budget, view=movement.view, readers=readers, offer=offer if readable else None
-                )
+                mine = (i,) if len(values) > 1 else takers
+                offer = functools.partial(self._offer, mine) if readable else None
+                payload = self._packer.leave(value, budget, view=movement.view, readers=readers, offer=offer)
             payloads.append(payload)
             brought.append(OBJECT_FORM if array is None else form_word(array.dtype, array.shape))
             is_waiting = is_waiting or payload.kind == PLACE
@@ -240,15 +247,15 @@ class Exchange:
             if array is not None and payload.kind == VIEW and not movement.view:
                 read.append(array)
             self._context.nbytes += payload.nbytes
-        # Others read the user's own arrays: no member may write them, and this one waits.
-        reads = self._spans(read)
         outputs, written = movement.outputs, [*movement.outputs.values()]
         senders: Sequence[Any] = (movement.root,) if movement.from_root else range(size)
-        expected = [form_word(outputs[i].dtype, outputs[i].shape) for i in senders if i in outputs]
+        expected = [form_word(outputs[i].dtype, outputs[i].shape) for i in senders] if outputs else []
         if movement.target is not None:
             written.append(movement.target)
-        spans = [(span, False) for span in reads] + [(span, True) for span in self._spans(written)]
-        is_waiting = is_waiting or bool(reads)
+        # Others read the user's own arrays: no member may write them, and this one waits.
+        spans = [(span, False) for span in self._spans(read)]
+        is_waiting = is_waiting or bool(spans)
+        spans += [(span, True) for span in self._spans(written)]
         data = record_of(payloads, brought, expected, spans, is_waiting)
         if len(data) > self._protocol.payload_nbytes:
             memory, handle = self._packer.in_memory(data)
@@ -259,6 +266,8 @@ class Exchange:
 
     def _spans(self, arrays: Sequence[AnyArray]) -> list[Span]:
         """Return where arrays lie, those that are shared."""
+        if not arrays:
+            return []
         places = [self._context.store.location(array) for array in arrays]
         return joined([(place.segment, place.start, place.stop) for place in places if place is not None])
 
@@ -295,7 +304,8 @@ class Exchange:
     def read(self, movement: Movement, values: Sequence[Any]) -> tuple[list[ExchangeRecord], list[Any]]:
         """Compare all records, and read the values for this member."""
         records = [self._open(i) for i in range(self._size)]
-        self._check_forms(records, movement)
+        if any(record.expected for record in records):
+            self._check_forms(records, movement)
         spans = [record.spans for record in records]
         if any(writes for mine in spans for _, writes in mine) and (found := conflict(spans)) is not None:
             raise self._protocol.overlap(*found)
@@ -536,7 +546,7 @@ class Broadcast:
     def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
         """Return the root's value; an array that was passed is filled."""
         protocol, message = self._protocol, self._message(root)
-        fetched = list[int]()
+        fetched: list[int] = []
         value = self._exchange.take(message, root, array, fetched)
         if fetched:
             self._in_place.confirm(fetched)

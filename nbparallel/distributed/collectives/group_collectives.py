@@ -283,7 +283,12 @@ class GroupCollectives:
         movement, complete = getattr(self._calls, name)(*passed)
         return complete(self.exchange(movement, deadline_ns))
 
-    move = functools.partialmethod(_exchanged, "move")
+    def move(self, *args: Any) -> Any:
+        """Move values as a pattern says; returns what came from the sources."""
+        *passed, deadline_ns = args
+        movement = self._calls.movement(*passed)
+        return movement.result(self.exchange(movement, deadline_ns))
+
     scan = functools.partialmethod(_exchanged, "scan")
     exscan = functools.partialmethod(_exchanged, "exscan")
     locate = functools.partialmethod(_exchanged, "locate")
