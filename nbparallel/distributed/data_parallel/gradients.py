@@ -36,7 +36,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     read_only,
 )
 from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
-from nbparallel.distributed.slots.mismatch import own_copy
+from nbparallel.distributed.slots.mismatch import overlap
 from nbparallel.distributed.slots.slot_area import Span, conflict
 from nbparallel.errors import CollectiveMismatchError, grouped, rank_list
 from nbparallel.sharing.tensors import (
@@ -327,11 +327,7 @@ def check_declarations(declared: Sequence[Declaration], ranks: Sequence[int]) ->
         return False, None
     found = conflict([[(span, True) for span in spans] for _, _, spans in declared])
     if found is not None:
-        first, second = sorted(ranks[i] for i in found)
-        raise ValueError(
-            f"ranks {first} and {second} passed overlapping memory of one shared array to average_gradients, "
-            f"which would write it: each rank needs gradients of its own, so pass {own_copy()}"
-        )
+        raise overlap(Operation.average_gradients, *(ranks[member] for member in found))
     weights = [weight for _, weight, _ in declared if weight is not None]
     if not weights:
         return True, None

@@ -168,18 +168,15 @@ def left_inside(operation: Operation, rank: int) -> CollectiveMismatchError:
     return CollectiveMismatchError(f"rank {rank} ended the cell in the middle of {operation.name}")
 
 
-def own_copy() -> str:
-    """Return how a rank makes an argument of its own."""
-    return "`x.copy()`" + (", of a tensor `x.clone()`" if "torch" in sys.modules else "")
-
-
 def overlap(operation: Operation, one: int, other: int) -> ValueError:
     """Return the error about two ranks whose arguments share memory that the operation writes."""
     first, second = sorted((one, other))
-    part = "" if operation is Operation.broadcast else "each rank's own part, `dist.shard(x)`, or "
+    whole = operation in (Operation.broadcast, Operation.average_gradients)
+    part = "" if whole else "each rank's own part, `dist.shard(x)`, or "
+    copies = "`x.copy()`" + (", of a tensor `x.clone()`" if "torch" in sys.modules else "")
     return ValueError(
         f"ranks {first} and {second} passed overlapping memory of one shared array to "
-        f"{operation.name}, which would write it: pass {part}{own_copy()}"
+        f"{operation.name}, which would write it: pass {part}{copies}"
     )
 
 
