@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from nbparallel.distributed.arguments import overlapping_pair
+from nbparallel.distributed.arguments import check_apart
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives
 from nbparallel.distributed.collectives.reduce import Averaging, Reduce
 from nbparallel.distributed.runtime.rank_context import RankContext
@@ -263,13 +263,8 @@ def _check_memory(
     """
     if last.are_apart(arrays):
         return last.foreign and len(arrays) == len(last.shared)
-    pair = overlapping_pair(arrays)
-    if pair is not None:
-        one, other = (names_of(names, len(arrays))[i] for i in pair)
-        raise ValueError(
-            f"arrays{one} and arrays{other} share memory, and average_gradients writes both: each needs "
-            "memory of its own"
-        )
+    named = zip(names_of(names, len(arrays)), arrays, strict=True)
+    check_apart({f"arrays{name}": x for name, x in named}, "average_gradients")
     places = _places(arrays, context.memory)
     foreign = any(place.segment >> CLIENT_SHIFT != context.store.client for place in places)
     if len(places) == len(arrays):
