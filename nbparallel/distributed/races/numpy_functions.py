@@ -55,7 +55,9 @@ def _array_ufunc(
                 read(option)
         where = choices.get("where", True)
         if method == "at":
-            _record_at(inputs, arguments)
+            read(inputs[1:])  # indices, values
+            touch_at(inputs[0], arguments[1], READ)
+            touch_at(inputs[0], arguments[1], WRITE, _SEVERAL)
         elif where is True:
             read(inputs)
             for x in out or ():
@@ -67,13 +69,6 @@ def _array_ufunc(
     if type(found) is not tuple:
         return found if out[0] is None else out[0]
     return tuple(result if given is None else given for given, result in zip(out, found, strict=True))
-
-
-def _record_at(inputs: Any, arguments: list[Any]) -> None:
-    """Record ``np.add.at(x, indices, values)``: indices and values, and the elements in place."""
-    read(inputs[1:])
-    touch_at(inputs[0], arguments[1], READ)
-    touch_at(inputs[0], arguments[1], WRITE, _SEVERAL)
 
 
 def _record_where(method: str, inputs: Any, out: Any, given: Any, where: Any) -> None:
@@ -131,13 +126,9 @@ def _writing(function: Callable[..., Any], target: str, value: str) -> Effect:
     return effect
 
 
-def _fill(given: Arguments, plain: Arguments) -> None:
-    read(given["value"])
-    touch(given["a"], WRITE, plain["value"])
-
-
 EFFECTS: dict[str, Effect] = {
-    "copyto": _writing(np.copyto, "dst", "src"), "fill": _fill,
+    "copyto": _writing(np.copyto, "dst", "src"),
+    "fill": _writing(lambda marks, **_: marks.fill(True), "a", "value"),
     "fill_diagonal": _writing(np.fill_diagonal, "a", "val"),
     "full_like": lambda given, _: read(given.get("fill_value")),
     "place": _writing(np.place, "arr", "vals"), "put": _writing(np.put, "a", "v"),
