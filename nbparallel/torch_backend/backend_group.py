@@ -509,15 +509,15 @@ class BackendGroup(ProcessGroup):
 
     def recv(self, tensors: Tensors, src: int, tag: int) -> Work:
         """Begin to receive a tensor of one member."""
-        (tensor,) = tensors
-        array, sender = filled(tensor, "recv"), self._member(src)
-        operation = distributed.current().irecv(array, sender, self.group, tag)
-        return self._message(operation, tensors)
+        return self._receive(tensors, self._member(src), tag)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         """Begin to receive a tensor of any member."""
+        return self._receive(tensors, None, tag)
+
+    def _receive(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
         (tensor,) = tensors
-        operation = distributed.current().irecv(filled(tensor, "recv"), None, self.group, tag)
+        operation = distributed.current().irecv(filled(tensor, "recv"), sender, self.group, tag)
         return self._message(operation, tensors)
 
     def _member(self, place: int) -> int:
