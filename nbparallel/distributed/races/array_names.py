@@ -12,32 +12,19 @@ from nbparallel.distributed.races.access_log import AccessLog, ArrayName, Box, r
 from nbparallel.distributed.races.byte_sets import ByteSet, Overlap
 from nbparallel.sharing.memory.array_layout import extent
 
-
-class Slice(NamedTuple):
-    """What is taken of an axis."""
-
-    start: int
-    length: int
-    step: int = 1
-
-    @property
-    def last(self) -> int:
-        """The last index."""
-        return self.start + (self.length - 1) * self.step
-
-    def in_common(self, other: Slice) -> Slice | None:
-        """Return the indices in common with another slice; None: there are none."""
-        coarse, fine = (self, other) if self.step >= other.step else (other, self)
-        step, high = math.lcm(self.step, other.step), min(self.last, other.last)
-        low = coarse.start + max(0, -(-(fine.start - coarse.start) // coarse.step)) * coarse.step
-        for first in range(low, min(high, low + step - 1) + 1, coarse.step):
-            if (first - fine.start) % fine.step == 0:
-                return Slice(first, (high - first) // step + 1, step)
-        return None
+Slices = tuple[range, ...]
+"""What is taken of each axis."""
 
 
-Slices = tuple[Slice, ...]
-"""Of each axis."""
+def _common_part(one: range, other: range) -> range | None:
+    """Return the indices that two slices have in common; None: there are none."""
+    coarse, fine = (one, other) if one.step >= other.step else (other, one)
+    step, high = math.lcm(one.step, other.step), min(one[-1], other[-1])
+    low = coarse.start + max(0, -(-(fine.start - coarse.start) // coarse.step)) * coarse.step
+    for first in range(low, min(high, low + step - 1) + 1, coarse.step):
+        if first in fine:
+            return range(first, high + 1, step)
+    return None
 
 
 class _Axis(NamedTuple):
@@ -88,12 +75,11 @@ class NamedArray:
             for place in places[-1:]:
                 steps[place] = stride // self._axes[place].stride
         spans = zip(first, last, steps, strict=True)
-        taken = [Slice(low, (high - low) // step + 1, step) for low, high, step in spans]
-        lengths = tuple(part.length for part in taken)
+        taken = [range(low, high + 1, step) for low, high, step in spans]
         strides = tuple(part.step * axis.stride for part, axis in zip(taken, self._axes, strict=True))
-        found = ByteSet(Box(touched.start, lengths, strides, min(touched.run, self.itemsize)))
+        found = ByteSet(Box(touched.start, tuple(map(len, taken)), strides, min(touched.run, self.itemsize)))
         same = (found.run, found.dims) == (touched.run, touched.dims)
-        return self._in_order(taken) if same and min(lengths, default=1) > 0 else None
+        return self._in_order(taken) if same and all(taken) else None
 
     def _indices(self, byte: int) -> list[int] | None:
         """Return the indices of the element that holds a byte, in the order of memory."""
@@ -105,18 +91,18 @@ class NamedArray:
             indices.insert(0, index)
         return indices if 0 <= rest < self.itemsize else None
 
-    def _in_order(self, taken: list[Slice]) -> Slices:
+    def _in_order(self, taken: list[range]) -> Slices:
         """Return slices of the axes in the order of the shape, counted from the end of reversed ones."""
-        slices = [Slice(0, 1)] * len(self.shape)
+        slices = [range(1)] * len(self.shape)
         for axis, part in zip(self._axes, taken, strict=True):
             if self._reversed[axis.number]:
-                part = Slice(axis.length - 1 - part.last, part.length, part.step)
+                part = range(axis.length - 1 - part[-1], axis.length - part.start, part.step)
             slices[axis.number] = part
         return tuple(slices)
 
     def written(self, slices: Slices) -> str:
         """Return what takes these slices: the name, and an index if it is not the whole array."""
-        if all(part == Slice(0, length) for part, length in zip(slices, self.shape, strict=True)):
+        if all(part == range(length) for part, length in zip(slices, self.shape, strict=True)):
             # an array of one element is a counter: the user has typed an index
             return self.name + (f"[{', '.join('0' * len(slices))}]" if set(self.shape) == {1} else "")
         parts = [_written(part, length) for part, length in zip(slices, self.shape, strict=True)]
@@ -125,14 +111,14 @@ class NamedArray:
         return f"{self.name}[{', '.join(parts)}]"
 
 
-def _written(part: Slice, length: int) -> str:
-    if part == Slice(0, length) and length > 1:
+def _written(part: range, length: int) -> str:
+    if part == range(length) and length > 1:
         return ":"
-    if part.length == 1:
+    if len(part) == 1:
         return str(part.start)
     if part.step == 1:
-        return f"{part.start}:{part.last + 1}"
-    stop = part.last + 1 if part.last + part.step < length else ""
+        return f"{part.start}:{part[-1] + 1}"
+    stop = part[-1] + 1 if part[-1] + part.step < length else ""
     return f"{part.start or ''}:{stop}:{part.step}"
 
 
@@ -227,11 +213,8 @@ def _in_common(array: NamedArray, touched: Iterable[ByteSet]) -> Slices | None:
         slices = array.slices(one)
         if slices is None:
             return None
-        if common is None:
-            common = slices
-            continue
-        parts = [a.in_common(b) for a, b in zip(common, slices, strict=True)]
-        if None in parts:
-            return None
+        parts = [_common_part(a, b) for a, b in zip(common or slices, slices, strict=True)]
         common = tuple(part for part in parts if part is not None)
+        if len(common) < len(slices):
+            return None
     return common
