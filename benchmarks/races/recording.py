@@ -92,7 +92,7 @@ def seconds_of_accesses(n: int) -> dict[str, tuple[float, float]]:
     found = {}
     for name, code in CODE.items():
         plain = _seconds(code, x, n)
-        with recording(recorder), doors(recorder):
+        with recording(recorder), doors(recorder, {}):
             found[name] = plain, _seconds(code, traced, n)
             recorder.take()
     return found
@@ -105,7 +105,7 @@ def ratio_in_place(turns: int) -> float:
     lines = UserLines(label_function(__file__))
     recorder = AccessRecorder(lambda array: (1, array.ctypes.data - address), lines)
     ratios = []
-    with recording(recorder), doors(recorder):
+    with recording(recorder), doors(recorder, {}):
         for turn in range(turns):
             took: dict[bool, float] = {}
             for is_traced in (turn % 2 == 0, turn % 2 == 1):

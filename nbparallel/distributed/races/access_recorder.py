@@ -37,7 +37,7 @@ class UserLines:
     """
 
     def __init__(self, label_of: Callable[[str], str | None]) -> None:
-        self._label_of = label_of
+        self.label_of = label_of
         self._codes: dict[int, tuple[CodeType, str | None, dict[int, Site]]] = {}
         """By identity: to find out that two code objects are equal is slow."""
 
@@ -48,7 +48,7 @@ class UserLines:
             code = frame.f_code
             known = self._codes.get(id(code))
             if known is None:
-                known = self._codes[id(code)] = code, self._label_of(code.co_filename), {}
+                known = self._codes[id(code)] = code, self.label_of(code.co_filename), {}
             if known[1] is not None:
                 site = known[2].get(frame.f_lasti)
                 if site is None:
@@ -56,11 +56,6 @@ class UserLines:
                 return site
             frame = frame.f_back
         return Site("", 0)
-
-    def called_from_library(self, depth: int = 1) -> bool:
-        """Whether the code `depth` frames up is a library's."""
-        code = sys._getframe(depth).f_code
-        return self._label_of(code.co_filename) is None
 
 
 AnyArray = npt.NDArray[Any]

@@ -60,9 +60,8 @@ Namespace = MutableMapping[str, Any]
 
 
 @contextmanager
-def doors(recorder: AccessRecorder, namespace: Namespace | None = None) -> Iterator[None]:
+def doors(recorder: AccessRecorder, names: Namespace) -> Iterator[None]:
     """Replace the functions while the block runs, in modules and among the names of the cell."""
-    names: Namespace = {} if namespace is None else namespace
     known = set(sys.modules)
     replaced: list[tuple[Any, str, Any, Any]] = []
     try:
@@ -111,8 +110,9 @@ def _converting(recorder: AccessRecorder, original: Callable[..., Any]) -> Calla
             return original(*args, **options)
         found = original(*plain_value(args), **plain_value(options))
         # a function of C has no frame: then the frame is its caller's, which does not name this one
-        own = original.__name__ in sys._getframe(1).f_code.co_names
-        own = own and not recorder.lines.called_from_library(2)
+        caller = sys._getframe(1).f_code
+        is_users = recorder.lines.label_of(caller.co_filename) is not None
+        own = is_users and original.__name__ in caller.co_names
         for x in inputs:
             if not (own and any(np.may_share_memory(result, x) for result in arrays_in(found))):
                 read(x)

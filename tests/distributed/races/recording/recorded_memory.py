@@ -41,7 +41,7 @@ class Memory:
     @contextmanager
     def checked(self, namespace: dict[str, Any] | None = None) -> Iterator[None]:
         """Record for the time of the block."""
-        with recording(self.recorder), doors(self.recorder, namespace):
+        with recording(self.recorder), doors(self.recorder, namespace or {}):
             yield
 
     def touched(self, number: int = 0) -> dict[int, Bytes]:
