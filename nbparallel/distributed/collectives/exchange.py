@@ -471,7 +471,7 @@ class Broadcast:
         array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
         span = None if array is None else context.memory.span_of(array)
         if array is not None and not mine and not array.flags.writeable:
-            raise read_only(x, READ_ONLY)
+            return self._into_read_only(x, array, span, root)
         if len(protocol.ranks) == 1:
             return x
         left = self._exchange.leave(x) if mine else NOTHING
@@ -501,6 +501,27 @@ class Broadcast:
         if value is not x and array is None and is_module(x):
             return fill_module(x, value)  # behind the operation: one that does not fit fails here alone
         return value
+
+    def _into_read_only(self, x: Any, array: AnyArray, span: SharedSpan | None, root: int) -> Any:
+        """Return a read-only array that was passed, if it is the root's own memory: nothing is written."""
+        protocol = self._protocol
+        if span is None:
+            raise read_only(x, READ_ONLY)
+        label = self._fingerprint(x, array, root, mine=False)
+        protocol.begin(Operation.broadcast, label, self._context.call_site.line())
+        offers, message = self._arrive_and_compare(0, span, root), self._message(root)
+        same = bool(offers[root] & SHARED) and protocol.spans.same(protocol.generation, protocol.index, root)
+        if message.kind == VIEW:  # also a view that is turned, as x.T, has this span
+            own, other = self._context.store.handle(array, writable=False), decode_handle(message.body)
+            same = same and own is not None and own[:5:2] == other[:5:2]  # segment, offset and strides
+        else:
+            same = same and bytes(message.body) == array.tobytes()
+        if not same:
+            self._take(None, None, root)  # the other ranks continue
+        protocol.release()
+        if not same:
+            raise read_only(x, READ_ONLY)
+        return x
 
     def _arrive_and_compare(self, bits: int, span: SharedSpan | None, root: int) -> list[int]:
         """Wait for all members; returns their bits, or raises alike on all."""

@@ -10,6 +10,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import direct, exchange
+from nbparallel.errors import ReadOnlyArrayError
 from tests.harness.ranks import context_of
 
 
@@ -36,6 +37,27 @@ def test_broadcast_makes_new_values(ranks: Any, n: int) -> None:
             assert c.broadcast(float(c.rank), src=root) == root
 
     ranks(n, work)
+
+
+def test_broadcast_of_what_is_shared_read_only(ranks: Any) -> None:
+    """The root's own memory that this rank may only read is returned, short or long; other memory is not."""
+
+    def work(c: Communicator) -> None:
+        store = context_of(c).store
+        for side in (2, 300):
+            x = store.share(np.arange(side**2).reshape(side, side))
+            handle = c.broadcast(store.handle(x, writable=False) if c.rank == 0 else None)
+            same = x if c.rank == 0 else store.attach(handle, writable=False)
+            assert c.broadcast(same) is same
+            if c.rank == 0:
+                assert c.broadcast(same) is same
+            else:
+                with pytest.raises(ReadOnlyArrayError, match=r"pass `x.copy.*`, which is filled"):
+                    c.broadcast(same.T)
+            assert (same.ravel() == np.arange(side**2)).all()
+            c.barrier()
+
+    ranks(2, work)
 
 
 def test_broadcast_of_the_same_shared_array(ranks: Any) -> None:
