@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import types
@@ -12,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.errors import ParallelError, SegmentLostError, UnpicklableError
+from nbparallel.errors import ParallelError, UnpicklableError
 from nbparallel.session import Session
 from nbparallel.session.processes.launch import notebook_colors
 from nbparallel.session.tasks.dispatch import TaskDispatcher
-from nbparallel.transfer import pickling
 from nbparallel.transfer.cell_sources import source_label
-from tests.harness.ranks import rank_pool
 
 
 def _push(session: Session) -> None:
@@ -103,20 +100,3 @@ def test_ipython_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     assert notebook_colors() == "nocolor"
     assert source_label("<cell>") == ""
-
-
-@pytest.mark.slow
-def test_a_value_whose_rank_died_after_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason for which it is missing is the rank's death, not the memory that went with it."""
-
-    def lose(*_: object, **__: object) -> None:
-        os.kill(handle.pid, signal.SIGKILL)
-        raise SegmentLostError("segment 0x1 is no longer there")
-
-    with Session(1) as session:
-        session.run("pass")
-        handle = rank_pool(session).handles[0]
-        with monkeypatch.context() as patch:
-            patch.setattr(pickling, "loads", lose)
-            (value,) = session.run("1").values
-        assert "rank 0 was killed by SIGKILL" in value.reason
