@@ -161,7 +161,7 @@ class KeptBuffer:
     """One rank's buffer in shared memory, and those of others as attached here; they stay for the epoch.
 
     Others write there while a member combines, as they write into arrays of a rank that are shared: it ends
-    a failed operation likewise, when none of them can any more (`RankContext.exposing`).
+    a failed operation likewise, when none of them can any more (`Exposure`).
     """
 
     def __init__(self, context: RankContext) -> None:

@@ -44,7 +44,7 @@ from nbparallel.distributed.point_to_point.packing import (
     brings_tensor,
 )
 from nbparallel.distributed.point_to_point.streaming import flat_octets
-from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.rank_context import Exposure, RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     Cache,
@@ -60,8 +60,7 @@ from nbparallel.distributed.slots.fingerprint import (
     DIRECT,
     SHARED,
     Fingerprint,
-    Route,
-    choose_route,
+    all_offer,
     fingerprint,
 )
 from nbparallel.distributed.slots.slot_area import Span, conflict, joined
@@ -488,9 +487,9 @@ class Broadcast:
         else:
             if not mine:
                 protocol.put(context.memory.packed(array, span))
-            with context.exposing():
+            with Exposure(context):
                 offers = self._arrive_and_compare(DIRECT, span, root)
-                if choose_route(offers, fits=False) is Route.DIRECT:
+                if all_offer(offers, DIRECT):
                     self._copy_directly(array, root)
                     protocol.release()
                     return x

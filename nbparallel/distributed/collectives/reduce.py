@@ -33,7 +33,7 @@ from nbparallel.distributed.collectives.movements import (
     number_label,
 )
 from nbparallel.distributed.operators import Operator, combine, find_operator, operator_for
-from nbparallel.distributed.runtime.rank_context import RankContext
+from nbparallel.distributed.runtime.rank_context import Exposure, RankContext
 from nbparallel.distributed.runtime.shared_arrays import (
     AnyArray,
     Cache,
@@ -47,8 +47,7 @@ from nbparallel.distributed.slots.fingerprint import (
     READABLE,
     SHARED,
     Fingerprint,
-    Route,
-    choose_route,
+    all_offer,
     offers_differ,
 )
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
@@ -380,7 +379,7 @@ class Reduce:
         context.nbytes += nbytes
         context.private_nbytes += nbytes if reduction.span is None else 0
         protocol.spans.declare_write(protocol.generation, reduction.target_span)
-        with context.exposing():
+        with Exposure(context):
             same = self._meet(reduction)
         protocol.release()
         return same
@@ -405,8 +404,8 @@ class Reduce:
         offers = protocol.bits() if bits or not same else [0] * self._size
         if any(offers) or reduction.parts is not None:  # else every member brought a private array to combine
             protocol.check_writes(offers)
-        route = choose_route(offers, fits=fits)
-        if route is Route.DIRECT:
+        readable = all_offer(offers, READABLE)
+        if all_offer(offers, DIRECT):
             writable: Sequence[int | None] = (reduction.root,)
             if reduction.root is None and reduction.parts is None:
                 writable = range(self._size)
@@ -415,13 +414,13 @@ class Reduce:
             if reduction.parts is not None:
                 protocol.announce_done()
                 protocol.wait_until_read()
-        elif route is Route.IN_PLACE and self._in_place.agreed():
+        elif readable and self._in_place.agreed():
             if reduction.parts is None:
                 self._in_place.all_reduce(source, reduction.operator)
             else:
                 self._in_place.reduce_scatter(source, reduction.operator, reduction.start, reduction.target)
         else:
-            if route is Route.IN_PLACE or offers_differ(offers):
+            if readable or offers_differ(offers):
                 if way:
                     self._leave(reduction)  # in place of where the array lies
                 protocol.synchronize()

@@ -60,9 +60,9 @@ class Observers:
 
     def close(self) -> None:
         """Remove all."""
-        for observers in self._of.values():
-            for observer in tuple(observers):
-                self.remove(observer)
+        for name in self._of:
+            vars(self._owner).pop(name, None)
+        self._of.clear()
         self._owner = None
 
     def _place(self, name: str) -> None:

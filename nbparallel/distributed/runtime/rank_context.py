@@ -490,10 +490,6 @@ class RankContext:
 
     # -- leaving after a failure ---------------------------------------------------------------------
 
-    def exposing(self) -> Exposure:
-        """Return a context in which peers may write into this rank's arrays."""
-        return Exposure(self)
-
     def failed(self, error: BaseException) -> None:
         """End an operation that raised `error`; returns when no peer can write into its arrays any more.
 
@@ -554,7 +550,7 @@ class RankContext:
 
 
 class Exposure:
-    """Sets `RankContext.exposed`, and clears it at the end, but after a failure: peers may still write."""
+    """Within it peers may write into this rank's arrays; after a failure they may still, behind it."""
 
     __slots__ = ("_context",)
 

@@ -6,7 +6,6 @@ equal calls; the text is read only when they differ.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,38 +65,14 @@ def fingerprint(
     )
 
 
-# Route: the way that the bytes of a large collective take, decided alike by all members.
+# Offers: by the low bits of all members' words they decide alike which way the bytes of a large collective
+# take: between the arrays themselves, which all lie in shared memory; out of the arrays themselves, which
+# are all private, and which others read; else through the slots, or between copies in shared memory.
 
 
-class Route(enum.Enum):
-    """The way of the bytes of one collective."""
-
-    INLINE = enum.auto()
-    """Through the slots."""
-    COPIED = enum.auto()
-    """As DIRECT, between copies in shared memory, a piece at a time."""
-    DIRECT = enum.auto()
-    """Between the arrays themselves, which all lie in shared memory."""
-    IN_PLACE = enum.auto()
-    """Out of the arrays themselves, which are all private, and which others read."""
-
-
-def choose_route(bits: Sequence[int], *, fits: bool) -> Route:
-    """Return the route of a collective.
-
-    Parameters
-    ----------
-    bits : sequence of int
-        What each member offers, as all members read it: `DIRECT` if others can access its array, `READABLE`
-        if they can read it where it lies.
-    fits : bool
-        Whether an array fits into a slot.
-    """
-    if all(offer & DIRECT for offer in bits):
-        return Route.DIRECT
-    if all(offer & READABLE for offer in bits):
-        return Route.IN_PLACE
-    return Route.INLINE if fits else Route.COPIED
+def all_offer(bits: Sequence[int], way: int) -> bool:
+    """Return whether all members offer a way: `DIRECT` or `READABLE`."""
+    return all(offer & way for offer in bits)
 
 
 def offers_differ(bits: Sequence[int]) -> bool:
