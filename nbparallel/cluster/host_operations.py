@@ -53,8 +53,8 @@ from nbparallel.distributed.runtime.shared_arrays import (
     in_kind_of,
     read_only,
 )
-from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.mismatch import DIFFERENT, Row, parse, table
+from nbparallel.distributed.slots.slot_area import Fingerprint, fingerprint
 from nbparallel.errors import (
     IN_PLACE,
     LEFT_OUT,

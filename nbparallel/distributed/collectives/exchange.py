@@ -56,14 +56,16 @@ from nbparallel.distributed.runtime.shared_arrays import (
     may_overlap,
     read_only,
 )
-from nbparallel.distributed.slots.fingerprint import (
+from nbparallel.distributed.slots.slot_area import (
     DIRECT,
     SHARED,
     Fingerprint,
+    Span,
     all_offer,
+    conflict,
     fingerprint,
+    joined,
 )
-from nbparallel.distributed.slots.slot_area import Span, conflict, joined
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.sharing.tensors import fill_module, is_module, is_tensor, tensor_of
 from nbparallel.wire.control import Operation

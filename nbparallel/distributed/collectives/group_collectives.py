@@ -31,8 +31,14 @@ from nbparallel.distributed.runtime.shared_arrays import (
     decode_handle,
     packed_handle,
 )
-from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
-from nbparallel.distributed.slots.slot_area import SlotArea, group_area, group_nbytes, prepare
+from nbparallel.distributed.slots.slot_area import (
+    Fingerprint,
+    SlotArea,
+    fingerprint,
+    group_area,
+    group_nbytes,
+    prepare,
+)
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.distributed.work import Work
 from nbparallel.errors import ProtocolError, rank_list

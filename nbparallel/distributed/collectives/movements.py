@@ -30,7 +30,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     in_kind_of,
     read_only,
 )
-from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
+from nbparallel.distributed.slots.slot_area import Fingerprint, fingerprint
 from nbparallel.errors import IN_PLACE
 from nbparallel.sharing.tensors import bits_name, fill_module, is_module, is_tensor
 from nbparallel.wire.control import Operation

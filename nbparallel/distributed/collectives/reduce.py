@@ -42,7 +42,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     in_kind_of,
     read_only,
 )
-from nbparallel.distributed.slots.fingerprint import (
+from nbparallel.distributed.slots.slot_area import (
     DIRECT,
     READABLE,
     SHARED,

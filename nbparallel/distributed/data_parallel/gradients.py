@@ -35,9 +35,8 @@ from nbparallel.distributed.runtime.shared_arrays import (
     as_operand,
     read_only,
 )
-from nbparallel.distributed.slots.fingerprint import Fingerprint, fingerprint
 from nbparallel.distributed.slots.mismatch import overlap
-from nbparallel.distributed.slots.slot_area import Span, conflict
+from nbparallel.distributed.slots.slot_area import Fingerprint, Span, conflict, fingerprint
 from nbparallel.errors import CollectiveMismatchError, grouped, rank_list
 from nbparallel.sharing.tensors import (
     bits_name,

@@ -8,8 +8,17 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.slots.deadlock import wait_text
-from nbparallel.distributed.slots.fingerprint import BITS, COLUMNS
-from nbparallel.distributed.slots.slot_area import CALL, CONTENT, LINE, TEXT, TEXT_OFFSET, WORD, SlotArea
+from nbparallel.distributed.slots.slot_area import (
+    BITS,
+    CALL,
+    COLUMNS,
+    CONTENT,
+    LINE,
+    TEXT,
+    TEXT_OFFSET,
+    WORD,
+    SlotArea,
+)
 from nbparallel.errors import LEFT_OUT, CollectiveMismatchError, rank_list
 from nbparallel.wire.control import SLOT_HEADER, Operation, State
 

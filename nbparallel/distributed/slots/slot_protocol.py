@@ -23,7 +23,6 @@ from typing import Any
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, SharedSpan
 from nbparallel.distributed.runtime.waiting import WaitRecord
-from nbparallel.distributed.slots.fingerprint import SHARED, Fingerprint
 from nbparallel.distributed.slots.mismatch import DIFFERENT, CallTable, left_inside, overlap
 from nbparallel.distributed.slots.slot_area import (
     CALL,
@@ -31,10 +30,12 @@ from nbparallel.distributed.slots.slot_area import (
     LINE,
     NBYTES,
     SEGMENT,
+    SHARED,
     START,
     STOP,
     TEXT,
     TEXT_OFFSET,
+    Fingerprint,
     SlotArea,
     SpanTable,
 )
