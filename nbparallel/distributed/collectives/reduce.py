@@ -52,7 +52,7 @@ from nbparallel.distributed.slots.slot_area import (
 )
 from nbparallel.distributed.slots.slot_protocol import SlotProtocol
 from nbparallel.errors import IN_PLACE, ReadOnlyArrayError
-from nbparallel.wire.control import GENERATIONS, Operation
+from nbparallel.wire.control import GENERATIONS, SLOT_HEADER, Operation
 
 SHARED_INLINE = 64 << 10
 """Bytes up to which even shared arrays of up to four ranks go through the slots: one synchronisation instead
@@ -174,7 +174,7 @@ class Reduce:
             return self._all_reduce_large(x, plan, span)
         context.operations += 1
         context.nbytes += plan.nbytes
-        generation = protocol.next_generation()
+        generation = (protocol.number + 1) % GENERATIONS  # the slots that this one will use
         views = plan.views[generation] or self._views(plan, generation, x)
         same = protocol.exchange_inline(
             plan.operation, plan.fingerprint, line or context.call_site.line(), x, span, views
@@ -222,8 +222,8 @@ class Reduce:
     def _views(self, plan: ReductionSignature, generation: int, x: AnyArray) -> list[AnyArray]:
         """Return every rank's slot as an array of the shape and dtype of `x`."""
         views: list[AnyArray] = [
-            np.ndarray(x.shape, x.dtype, self._protocol.area.buffer, start)
-            for start in self._protocol.payload_starts(generation)
+            np.ndarray(x.shape, x.dtype, self._protocol.area.buffer, slots[generation] + SLOT_HEADER)
+            for slots in self._protocol.area.slots
         ]
         plan.views[generation] = views
         return views

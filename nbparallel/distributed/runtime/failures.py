@@ -18,6 +18,12 @@ from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
 from nbparallel.wire.control import ControlView, DeathRecord, FailureKind, FailureRecord
 from nbparallel.wire.system import signal_name
 
+_KINDS = {
+    CollectiveMismatchError: FailureKind.MISMATCH,
+    DeadlockError: FailureKind.DEADLOCK,
+    CollectiveTimeoutError: FailureKind.OPERATION,
+}
+"""Of errors whose text is the whole message."""
 MOST_HANDLERS = 100
 """How often a step is repeated: what raises more often is no handler, but the step itself."""
 _HEAP_TYPE = 1 << 9
@@ -73,13 +79,8 @@ def _known_kind(error: BaseException, rank: int) -> tuple[FailureKind, int, str]
         return FailureKind.INTERRUPTED, rank, "interrupted"
     if isinstance(error, PeerFailedError):
         return FailureKind.PEER, error.rank, str(error)
-    if isinstance(error, CollectiveMismatchError):
-        return FailureKind.MISMATCH, rank, str(error)
-    if isinstance(error, DeadlockError):
-        return FailureKind.DEADLOCK, rank, str(error)
-    if isinstance(error, CollectiveTimeoutError):
-        return FailureKind.OPERATION, rank, str(error)
-    return None
+    kinds = [kind for named, kind in _KINDS.items() if isinstance(error, named)]
+    return (kinds[0], rank, str(error)) if kinds else None
 
 
 def without_frames(error: BaseException, rank: int) -> BaseException:

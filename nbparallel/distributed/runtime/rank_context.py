@@ -62,7 +62,6 @@ class Peers:
 
     def __init__(self, view: ControlView, rank: int) -> None:
         self._view, self._words = view, view.words
-        self._failure_words = [(view.word(r, FAILED), view.word(r, DEATH)) for r in range(view.world_size)]
         # One word of every rank: `tolist` reads 64 of them in a microsecond, a look at each takes twenty.
         self._failed, self._died, self._left = map(self._of_all, (FAILED, DEATH, LEFT))
         self.ranks = tuple(r for r in range(view.world_size) if r != rank)
@@ -77,8 +76,7 @@ class Peers:
 
     def has_failed(self, rank: int) -> bool:
         """Whether a rank has failed or died."""
-        failed, died = self._failure_words[rank]
-        return bool(self._words[failed] or self._words[died])
+        return bool(self._failed[rank] or self._died[rank])
 
     def first_failure(self, ranks: Sequence[int]) -> NbParallelError | None:
         """Return the error for what went wrong first on any of `ranks`, None if nothing did."""
@@ -88,7 +86,7 @@ class Peers:
 
     def has_left(self, rank: int, cell: int) -> bool:
         """Whether a rank has left a cell."""
-        return self._words[self._view.word(rank, LEFT)] >= cell
+        return self._left[rank] >= cell
 
     def all_left(self, cell: int) -> list[int]:
         """Return the ranks that have left a cell."""
@@ -99,7 +97,7 @@ class Peers:
         check = self.liveness_check
         return bool(
             self._words[self._view.word(rank, WRITING)]
-            and not self._words[self._view.word(rank, DEATH)]
+            and not self._died[rank]
             and not self.has_left(rank, cell)
             and not (check is not None and check.vanished(rank))
         )

@@ -123,7 +123,7 @@ class SlotProtocol(CallTable):
         Parameters
         ----------
         views : list of array
-            Every member's slot of the collective that begins (`next_generation`), in the form of `x`.
+            Every member's slot of the collective that begins, in the form of `x`.
         """
         context, words, number = self._context, self._words, self.number + 1
         self.operation, self.fingerprint, self.line = operation, fingerprint, line
@@ -257,17 +257,9 @@ class SlotProtocol(CallTable):
 
     # -- payloads --------------------------------------------------------------------------------------
 
-    def next_generation(self) -> int:
-        """Return the generation of slots that the next collective uses."""
-        return (self.number + 1) % GENERATIONS
-
-    def payload_starts(self, generation: int) -> list[int]:
-        """Return the offset in bytes of every member's payload in the slots of a generation."""
-        return [slots[generation] * 8 + SLOT_HEADER for slots in self._slot_words]
-
     def payload_start(self, index: int) -> int:
         """Return the offset in bytes of the payload of a member's current slot."""
-        return self._slot_words[index][self.generation] * 8 + SLOT_HEADER
+        return self.area.slots[index][self.generation] + SLOT_HEADER
 
     def put(self, data: bytes | memoryview) -> None:
         """Write the payload of this rank's slot; it must fit."""
