@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -347,9 +347,7 @@ class CheckedOperations:
         rank = self._communicator.rank
         self._calls[members, group.tag if group is not None else ""] += 1
 
-        def key(member: int) -> Key:
-            return self._key(group, members, member)
-
+        key = partial(self._key, group, members)
         if order is Order.ALL:
             return key(rank), tuple(map(key, members))
         if order is Order.FROM_ROOT:
@@ -389,12 +387,6 @@ class CheckedOperations:
 
     # -- messages --------------------------------------------------------------------------------------
 
-    def _publish_message(self, bound: Options) -> None:
-        receiver = self._named(bound, self._members(bound.get("group")), "dst")
-        if receiver >= 0:
-            key = self._message(self._sent, self._communicator.rank, receiver, bound)
-            self._order.add(Publish(key))
-
     def _message(self, counts: Counter[Key], source: int, receiver: int, bound: Options) -> Key:
         """Return the key of the message that this rank sends, or has received, now."""
         word = 0 if bound.get("group") is None else bound["group"].word
@@ -409,7 +401,10 @@ class CheckedOperations:
         """Of `isend` the value is read when it begins."""
         if not bound.get("view"):  # a view is read where it is received
             self._touch(bound.get("tensor"), READ)
-        self._publish_message(bound)
+        receiver = self._named(bound, self._members(bound.get("group")), "dst")
+        if receiver >= 0:
+            key = self._message(self._sent, self._communicator.rank, receiver, bound)
+            self._order.add(Publish(key))
         return call(**PlainArguments().plain(bound))
 
     def _recv(self, name: str, call: Call, bound: Options) -> Any:
