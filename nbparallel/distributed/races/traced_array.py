@@ -67,7 +67,7 @@ class TracedArray(np.ndarray[Any, Any]):
 
     def __getitem__(self, key: Any) -> Any:
         """Return an element or a part; a part of slices is a view, and no access."""
-        if type(key) is slice:  # at once: views are common
+        if type(key) is slice:  # first: views are common
             return _get(self, key)
         for part in key if type(key) is tuple else (key,):
             if type(part) not in _BASIC:

@@ -290,7 +290,7 @@ class LineClock(LineTimer):
         measured, cost = threading.get_ident() == self._thread, self._costs[key < 0]
         if measured:
             anchor, current = self._anchor, self._current
-            elapsed = now - self._last - ((self._cost + cost) >> 1)  # below 0 at times: sums shall be right
+            elapsed = now - self._last - ((self._cost + cost) >> 1)  # below 0 at times: sums must be right
             times = [elapsed, *self._since(now)[1:]] if elapsed > SHORT_NS else [elapsed, 0, 0]
             add(anchor.dark if self._dark else current.times, times)
             if self._dark:
