@@ -38,7 +38,7 @@ def test_a_death_that_is_not_recorded_yet(outcomes: Any, step: str) -> None:
         wait_until(lambda: memory.ended([1]) is not None)
         assert memory.ended([2]) is None
         reading, context.open = parts_of(c).collectives.in_place, 1
-        steps = {"confirm": reading.confirm, "fetch": lambda: reading.fetch(1, bytes(8), np.empty(SIZE))}
+        steps = {"confirm": reading.confirm, "fetch": lambda: reading.fetch(1, 0, np.empty(SIZE))}
         with pytest.raises(NbParallelError, match=r"rank 1 died: its process ended") as caught:
             steps[step]()
         assert not peer_memory.refused
