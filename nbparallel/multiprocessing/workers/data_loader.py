@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import os
 import secrets
 import sys
 import weakref
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from nbparallel.errors import WorkerDiedError
-from nbparallel.multiprocessing.messages.parcels import SharedPayload, join_household
+from nbparallel.multiprocessing.messages.parcels import SharedPayload
 from nbparallel.multiprocessing.starting.process_state import default_context, wait_interruptibly
 from nbparallel.multiprocessing.workers.batches import (
     Assignment,
@@ -40,7 +39,7 @@ from nbparallel.multiprocessing.workers.batches import (
     make_batch,
 )
 from nbparallel.multiprocessing.workers.collation import default_collate
-from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
+from nbparallel.multiprocessing.workers.executor import CallPool, IdlePool
 
 
 def is_stream(dataset: Any) -> bool:
@@ -138,73 +137,48 @@ class SamplingPlan:
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
 
-class _Workers:
-    """The workers of a loader, for one iteration at a time; any of them makes any batch.
+def _start_workers(context: Any, assignment: Assignment, size: int) -> CallPool:
+    """Start the workers of a loader, for one iteration at a time; any of them makes any batch.
 
     A stream has one worker: two would read it twice.
     """
-
-    def __init__(self, context: Any, assignment: Assignment, size: int) -> None:
-        self._pid, self._member = os.getpid(), join_household()
-        self.run = 0
-        """Number of the present iteration."""
-        seeds = np.random.SeedSequence(assignment.maker.seed).generate_state(size, np.uint64).tolist()
-        given: Any = assignment
-        if context.get_start_method() != "fork":
-            # one message for all; what holds locks or queues goes to each process as it starts
-            with contextlib.suppress(TypeError, RuntimeError):
-                given = SharedPayload(assignment)
-            if given is assignment:
-                gc.collect()  # the error's traceback is a cycle, and holds frames: so the loader
-        self.pool = CallPool("loader", size, begin_worker, (given, size, seeds), None, context)
-        self.pool.count_ahead(lambda: None)
-
-    @property
-    def usable(self) -> bool:
-        """Whether this process has started them, under the supervisor that it still has."""
-        own = self._pid == os.getpid() and self._member is join_household()
-        return own and self.pool.failed is None
-
-    def cancel(self) -> None:
-        """Make void what they were to make; what one makes now is dropped."""
-        interrupt(self.pool, running=False)
-
-    def end(self) -> None:
-        """End them (idempotent)."""
-        if self._pid == os.getpid():
-            self.pool.end()
+    seeds = np.random.SeedSequence(assignment.maker.seed).generate_state(size, np.uint64).tolist()
+    given: Any = assignment
+    if context.get_start_method() != "fork":
+        # one message for all; what holds locks or queues goes to each process as it starts
+        with contextlib.suppress(TypeError, RuntimeError):
+            given = SharedPayload(assignment)
+        if given is assignment:
+            gc.collect()  # the error's traceback is a cycle, and holds frames: so the loader
+    pool = CallPool("loader", size, begin_worker, (given, size, seeds), None, context)
+    pool.count_ahead(lambda: None)
+    return pool
 
 
-class _Keeper:
-    """Workers that wait for the next iteration: at most one group, if it is to be kept."""
+class _Keeper(IdlePool):
+    """Workers that wait for the next iteration: at most one pool, if it is to be kept."""
 
     def __init__(self, *, persistent: bool) -> None:
-        self.persistent = persistent
-        self._idle: list[_Workers] = []
+        super().__init__()
+        self._persistent = persistent
 
-    def take(self) -> _Workers | None:
-        """Return a group that waits and can be used."""
-        while self._idle:
-            group = self._idle.pop()
-            if group.usable:
-                return group
-            group.end()
-        return None
-
-    def put_back(self, group: _Workers, *, end: bool = False) -> None:
-        """Keep a group that has nothing to do any more, or end it."""
+    def put_back(self, pool: CallPool, *, end: bool = False) -> None:
+        """Keep workers that have nothing to do any more, or end them; what one makes now is dropped."""
         # a pool ends its workers by a signal: what they keep would leave names of locks behind
-        if end or not self.persistent or self._idle or not group.usable or current_process().daemon:
-            group.end()
+        if end or not self._persistent or not pool.usable or current_process().daemon:
+            pool.end()
         else:
-            group.cancel()
-            self._idle.append(group)
+            pool.interrupt(running=False)
+            self.keep(pool)
 
     def close(self) -> None:
         """End what waits, and keep nothing any more."""
-        self.persistent = False
-        while self._idle:
-            self._idle.pop().end()
+        self._persistent = False
+        super().close()
+
+
+_runs = itertools.count()
+"""Numbers of iterations."""
 
 
 class _LocalIteration(Iterator[Any]):
@@ -230,17 +204,16 @@ class _WorkerIteration(Iterator[Any]):
 
     Parameters
     ----------
-    group : _Workers
+    pool : CallPool
         Put back to its `keeper` at the end, however that comes.
     indices : iterator
         Of each batch; endless for a dataset that can only be iterated.
     """
 
     def __init__(
-        self, loader: DataLoader, keeper: _Keeper, group: _Workers, indices: Iterator[Any], epoch: int
+        self, loader: DataLoader, keeper: _Keeper, pool: CallPool, indices: Iterator[Any], epoch: int
     ) -> None:
-        self._group, self._epoch = group, epoch
-        group.run += 1
+        self._pool, self._run, self._epoch = pool, next(_runs), epoch
         self._indices: Iterator[Any] = indices
         self._in_order, self._timeout = loader.in_order, loader.timeout
         self._stream, self._workers = loader._plan.stream, loader._processes
@@ -249,7 +222,7 @@ class _WorkerIteration(Iterator[Any]):
         self._calls: dict[int, tuple[Any, Future[Any]]] = {}
         """Number -> indices and batch of what was given to the workers and has not been taken, as given."""
         # Last: it is called for a half-made object too, and at the end of the program.
-        self._finalizer = weakref.finalize(self, keeper.put_back, group)
+        self._finalizer = weakref.finalize(self, keeper.put_back, pool)
         self._keeper = keeper
         self._give()
 
@@ -286,7 +259,7 @@ class _WorkerIteration(Iterator[Any]):
                     self._give()  # before the caller works on this one
                 return batch.result()
             # no further batch can come as it would have: a stream's place is gone with its worker
-            if isinstance(error, WorkerDiedError) and (self._stream or not self._group.usable):
+            if isinstance(error, WorkerDiedError) and (self._stream or not self._pool.usable):
                 self._end(kill=True)
             try:
                 raise error
@@ -297,19 +270,14 @@ class _WorkerIteration(Iterator[Any]):
         self._indices = iter(())
         self._calls.clear()
         if self._finalizer.detach() is not None:
-            self._keeper.put_back(self._group, end=kill)
+            self._keeper.put_back(self._pool, end=kill)
 
     def _give(self) -> None:
         """Give calls to the workers, as many as they are to be ahead."""
         for indices in itertools.islice(self._indices, self._ahead - len(self._calls)):
             number, batch = next(self._numbers), Future[Any]()
-            self._group.pool.call(
-                make_batch,
-                (self._group.run, self._epoch, number, indices),
-                {},
-                partial(_arrive, batch),
-                name=partial(describe, number, indices),
-            )
+            args = self._run, self._epoch, number, indices
+            self._pool.call(make_batch, args, {}, batch, name=partial(describe, number, indices))
             self._calls[number] = indices, batch
 
     def _next_number(self) -> int:
@@ -329,13 +297,6 @@ class _WorkerIteration(Iterator[Any]):
                 "workers were ended"
             )
         return next(number for batch, number in wanted.items() if batch.done())
-
-
-def _arrive(batch: Future[Any], succeeded: bool, content: Any) -> None:
-    if succeeded:
-        batch.set_result(content)
-    else:
-        batch.set_exception(content)
 
 
 class DataLoader:
@@ -487,12 +448,11 @@ class DataLoader:
         indices = itertools.repeat(None) if plan.stream else plan.batches(self.seed, epoch)
         if not self.num_workers:
             return _LocalIteration(maker, indices, epoch)
-        group = self._workers.take()
-        if group is None:
+        pool = self._workers.take()
+        if pool is None:
             context = default_context().get_context(self.start_method).get_context()
-            assignment = Assignment(maker, self.worker_init_fn)
-            group = _Workers(context, assignment, self._processes)
-        return _WorkerIteration(self, self._workers, group, indices, epoch)
+            pool = _start_workers(context, Assignment(maker, self.worker_init_fn), self._processes)
+        return _WorkerIteration(self, self._workers, pool, indices, epoch)
 
     @property
     def _processes(self) -> int:

@@ -1,47 +1,294 @@
-"""Executor: the interface of ``concurrent.futures``, over a pool of ours.
+"""Calls of a pool, each with a future; and on them `Executor`, the interface of ``concurrent.futures``.
 
 ::
 
-    caller          Executor.submit     a future, in the queue of its `_Calls`
-                      _Calls._feed      as many calls as there are workers, and one, are in the pool: the rest
-                                          can be cancelled
-    pool's thread   _Calls._settle      the future gets its result, the next call goes to the pool
+    caller          CallPool.call       a job with its future, in a queue
+                      feed                as many calls as there are workers, and one, are with the workers;
+                                            the rest of an executor's can be cancelled
+    pool's thread   TaskCall._set       the future gets its result, the next call goes to a worker
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
+import logging
 import os
+import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from multiprocessing import pool as library
-from multiprocessing import util
+from multiprocessing import sharedctypes, util
 from typing import Any, NamedTuple, cast
 
-from nbparallel.multiprocessing.messages.parcels import ArgumentCache
+from nbparallel.errors import WorkerDiedError
+from nbparallel.errors.questions import class_name, text_of
+from nbparallel.multiprocessing.messages.parcels import ArgumentCache, join_household
 from nbparallel.multiprocessing.starting.process_state import (
     BEFORE_CHILDREN,
     default_context,
     wait_interruptibly,
 )
 from nbparallel.multiprocessing.workers.worker_pipes import items_of
-from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
+from nbparallel.multiprocessing.workers.worker_pool import Pool
 from nbparallel.wire.system import affine_cpus
+
+_BEFORE_TERMINATION = 16
+"""Order of what a process does at its end; 15: the library ends pools."""
+_IDLE_SECONDS = 5.0
+"""For workers that do nothing to end by themselves."""
+_FAILURE_BYTES = 512
+"""Of what an initializer raised, as text."""
+
+
+class TaskCall:
+    """A job of a `CallPool`: one call."""
+
+    def __init__(
+        self,
+        pool: CallPool,
+        call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
+        future: Future[Any],
+        copies: ArgumentCache | None,
+        name: Callable[[], str],
+    ) -> None:
+        self.pool: CallPool | None = pool
+        self.future, self.copies, self.name = future, copies, name
+        self.items = items_of(*call[:2])
+        """How often the user's function is called."""
+        self._cache, self._job = pool._cache, next(library.job_counter)  # type: ignore[attr-defined]
+        self.task: Any = self._job, 0, *call
+        self._cache[self._job] = self
+
+    def begin(self) -> Any:
+        """Return what a worker is sent, None if it was cancelled or has failed."""
+        if self._job in self._cache and self.future.set_running_or_notify_cancel():
+            task, self.task = self.task, None  # it may be large
+            return task
+        del self._cache[self._job]
+        return None
+
+    def _set(self, _index: int, outcome: tuple[bool, Any]) -> None:
+        del self._cache[self._job]
+        pool, self.pool = self.pool, None  # what waits for the future may be what ends the pool
+        if pool is not None:
+            pool.feed()
+        succeeded, value = outcome
+        with suppress(futures.InvalidStateError):  # it waited, and was cancelled
+            if succeeded:
+                self.future.set_result(value)
+            else:
+                self.future.set_exception(value)
+
+
+class CallPool(Pool):
+    """The pool under an executor, joblib's backend and a loader: one call at a time, and no end of their own.
+
+    If its workers cannot begin, because its initializer fails, it ends, and `failed` says why.
+
+    Parameters
+    ----------
+    owner : str
+        What its errors call it.
+    given
+        Parameters of `Pool`, in their order.
+    threads : int, optional
+        Of each worker's numeric libraries.
+    most : int
+        Calls that workers have, or get next; further ones can be cancelled.
+    """
+
+    failed: WorkerDiedError | None = None
+    _says_why = True
+
+    def __init__(
+        self,
+        owner: str,
+        processes: int,
+        initializer: Callable[..., Any] | None = None,
+        initargs: Iterable[Any] = (),
+        max_tasks: int | None = None,
+        context: Any = None,
+        *,
+        threads: int | None = None,
+        most: int = sys.maxsize,
+    ) -> None:
+        self._owner, self._threads, self._most = owner, threads, most
+        self._pid, self._member = os.getpid(), join_household()
+        self._failure = sharedctypes.RawArray("c", _FAILURE_BYTES)
+        self._waiting: deque[TaskCall] = deque()
+        self._lock = threading.RLock()
+        """Held while a call begins or waits."""
+        if initializer is not None:
+            initializer, initargs = _begin, (self._failure, initializer, *initargs)
+        super().__init__(processes, initializer, initargs, max_tasks, context)
+        parts = self._cache, self._pool, self._worker_handler, self._change_notifier  # type: ignore[attr-defined]
+        self._end_idle = util.Finalize(self, _end_idle, parts, exitpriority=_BEFORE_TERMINATION)
+
+    @property
+    def usable(self) -> bool:
+        """Whether this process has started its workers, under the supervisor that it still has."""
+        own = self._pid == os.getpid() and self._member is join_household()
+        return own and self._state == library.RUN
+
+    def end(self) -> None:
+        """End the workers: by themselves if they have nothing to do, else now (idempotent)."""
+        if self._pid == os.getpid():
+            self._end_idle()
+            self.terminate()
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        future: Future[Any],
+        *,
+        copies: ArgumentCache | None = None,
+        name: Callable[[], str] = lambda: "a call",
+    ) -> None:
+        """Call a function in a worker; of what several such calls hold, `copies` has the copies.
+
+        `name` returns what an error calls it.
+        """
+        with self._lock:
+            self._check_running()
+            self._waiting.append(TaskCall(self, (function, args, kwargs), future, copies, name))
+            self.feed()
+
+    def feed(self) -> None:
+        """Give the workers the next calls."""
+        cache, tasks = self._cache, self._taskqueue  # type: ignore[attr-defined]
+        with self._lock:
+            while self._waiting and len(cache) - len(self._waiting) < self._most:
+                job = self._waiting.popleft()
+                if (task := job.begin()) is None:
+                    continue
+                try:
+                    if not tasks.empty() or not self._pipes.send_now(task):
+                        tasks.put((self._one_task(task, job.copies), None))
+                except BaseException as error:  # an interrupt, or arguments that another thread changes
+                    del cache[job._job]
+                    job.future.set_exception(error)
+                    if not isinstance(error, Exception):
+                        raise
+
+    def cancel(self) -> None:
+        """Cancel the calls that no worker can have yet."""
+        with self._lock:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        for job in waiting:
+            job.future.cancel()
+            job.begin()
+
+    def interrupt(self, *, running: bool = True) -> None:
+        """Stop all calls that are under way, or those that have not begun: no one waits for them."""
+        self.cancel()
+        super().interrupt(running=running)
+
+    def count_ahead(self, ahead: Callable[[], int | None] | None) -> None:
+        """Have `ahead` say how many items are to come that the pool has not got; None: all have come."""
+        self._cache.ahead = ahead  # type: ignore[attr-defined]
+
+    def workers(self) -> list[Any]:
+        """Return the processes."""
+        return list(self._pool)  # type: ignore[attr-defined]
+
+    def is_own_thread(self) -> bool:
+        """Return whether the thread that calls callbacks asks."""
+        return threading.current_thread() is self._result_handler  # type: ignore[attr-defined]
+
+    def _check_running(self) -> None:
+        if self.failed is not None:
+            raise copy.copy(self.failed)
+        if self._state != library.RUN:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def _one_task(self, task: Any, copies: ArgumentCache | None) -> Iterator[Any]:
+        self._pipes.copies = copies  # the thread that asks for the task sends it
+        try:
+            yield task
+        finally:
+            self._pipes.copies = None
+
+    def reported_failure(self) -> str:
+        """Return what the initializer of a worker has raised."""
+        text: str = self._failure.value.decode(errors="replace")
+        return text
+
+    def fail(self, error: WorkerDiedError) -> None:
+        """Let all calls fail and end: workers that were started anew would fail again."""
+        self.failed = error
+        super().fail(error)
+        self.terminate()
+
+
+def _end_idle(cache: Any, workers: list[Any], handler: Any, notifier: Any) -> None:
+    """Let workers that do nothing end by themselves: what they have made, such as a lock, is then removed."""
+    if cache or handler._state != library.RUN:
+        return
+    handler._state = library.CLOSE
+    notifier.put(None)
+    end = time.monotonic() + _IDLE_SECONDS
+    for one in (handler, *workers):
+        if one is not threading.current_thread():
+            one.join(max(0.0, end - time.monotonic()))
+
+
+def _begin(failure: Any, initializer: Callable[..., object], *args: Any) -> None:
+    try:
+        initializer(*args)
+    except BaseException as error:
+        logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=True)
+        failure.value = f"{class_name(error)}: {text_of(error)}".encode()[: _FAILURE_BYTES - 1]
+        raise SystemExit(1) from None
+
+
+class IdlePool:
+    """The pool that no one uses: at most one, whose workers have imported what the last use needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[tuple[Any, CallPool]] = []
+
+    def take(self, kind: object = None) -> CallPool | None:
+        """Return the pool if it can be used and is of that kind; another one is ended."""
+        for other, pool in self._replace():
+            if other == kind and pool.usable:
+                return pool
+            pool.end()
+        return None
+
+    def keep(self, pool: CallPool, kind: object = None) -> None:
+        """Keep a pool for the next use, instead of another."""
+        for _, other in self._replace((kind, pool)):
+            other.end()
+
+    def close(self) -> None:
+        """End it."""
+        for _, pool in self._replace():
+            pool.end()
+
+    def _replace(self, *others: tuple[Any, CallPool]) -> list[tuple[Any, CallPool]]:
+        with self._lock:
+            kept, self._kept = self._kept, list(others)
+        return kept
 
 
 class InterruptibleFuture(Future):  # type: ignore[type-arg]
     """A call's result; an interrupt of a wait for it stops all calls of its executor."""
 
-    def __init__(self, calls: weakref.ref[_Calls]) -> None:
+    def __init__(self, pool: CallPool) -> None:
         super().__init__()
-        self._calls = calls
+        self._pool = weakref.ref(pool)
 
     def result(self, timeout: float | None = None) -> Any:
         """Return what the call returned, or raise what it raised."""
@@ -58,22 +305,14 @@ class InterruptibleFuture(Future):  # type: ignore[type-arg]
         try:
             ended = wait_interruptibly(self._done_within, timeout)
         except KeyboardInterrupt:
-            if (calls := self._calls()) is not None:
-                calls.interrupt()
+            if (pool := self._pool()) is not None:
+                pool.interrupt()
             raise
         return wait(None if ended else 0)
 
     def _done_within(self, seconds: float | None) -> bool:
         with self._condition:
             return self._condition.wait_for(self.done, seconds)
-
-
-class _Waiting(NamedTuple):
-    """A call that no worker can have yet."""
-
-    future: InterruptibleFuture
-    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-    copies: ArgumentCache | None
 
 
 class _MappedFunction(NamedTuple):
@@ -83,159 +322,16 @@ class _MappedFunction(NamedTuple):
     copies: ArgumentCache
 
 
-class _Calls:
-    """The calls of an executor, and the pool that makes them; it lives until all have ended."""
-
-    def __init__(self, make_pool: Callable[[], CallPool], workers: int) -> None:
-        self._make_pool, self._most = make_pool, workers + 1
-        self.pid = os.getpid()
-        self.ref = weakref.ref(self)
-        self._engine: CallPool | None = None
-        self._waiting: deque[_Waiting] = deque()
-        self._given: set[InterruptibleFuture] = set()
-        """Of calls that the pool has."""
-        self._shut = False
-        self._changed = threading.Condition(threading.RLock())
-
-    def submit(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InterruptibleFuture:
-        """Take a call."""
-        copies = None
-        if isinstance(function, _MappedFunction):
-            function, copies = function
-        future = InterruptibleFuture(self.ref)
-        with self._changed:
-            if self._shut:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            if _ended["program"]:
-                raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-            if self._engine is None:
-                self._engine = self._make_pool()
-                self._engine.count_ahead(partial(_ahead, self.ref))
-                _living[id(self)] = self
-            if self._engine.failed is not None:
-                raise copy.copy(self._engine.failed)
-            self._waiting.append(_Waiting(future, (function, args, kwargs), copies))
-            self._feed()
-        return future
-
-    def _feed(self) -> None:
-        """Give the pool the next calls; the lock is held."""
-        while self._waiting and len(self._given) < self._most and self._engine is not None:
-            future, call, copies = self._waiting.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                self._given.add(future)
-                self._engine.call(*call, partial(self._settle, future), copies=copies)
-            except BaseException as error:
-                self._given.discard(future)
-                future.set_exception(error)
-                if not isinstance(error, Exception):  # an interrupt of the thread that submits
-                    raise
-        if not self._given and not self._waiting:
-            self._changed.notify_all()
-
-    def _settle(self, future: InterruptibleFuture, succeeded: bool, value: Any) -> None:
-        try:
-            with self._changed:
-                self._given.discard(future)
-                self._feed()
-        finally:
-            if future.done():  # its submission was interrupted when it had been sent
-                pass
-            elif succeeded:
-                future.set_result(value)
-            else:
-                future.set_exception(value)
-
-    def interrupt(self) -> None:
-        """Stop all calls under way: a wait for one was interrupted."""
-        with self._changed:
-            self.cancel()
-            if self._engine is not None:
-                interrupt(self._engine)
-
-    def cancel(self) -> None:
-        """Cancel the calls that no worker can have yet."""
-        if self.pid != os.getpid():
+def _end_soon(pool: CallPool) -> None:
+    """End the workers when all calls have ended, in a thread that the program waits for at its end."""
+    if pool._state != library.RUN:
+        return
+    pool.close()
+    if not util.is_exiting():
+        with suppress(RuntimeError):  # no further thread can be started
+            threading.Thread(target=pool.join, name="end of an executor").start()
             return
-        with self._changed:
-            waiting = list(self._waiting)
-            self._waiting.clear()
-        for one in waiting:
-            if one.future.cancel():
-                one.future.set_running_or_notify_cancel()
-
-    def _have_ended_within(self, seconds: float | None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._given and not self._waiting, seconds)
-
-    def shut(self) -> None:
-        """Take no more calls."""
-        if self.pid != os.getpid():  # a thread that this forked child has not may hold the lock
-            self._shut = True
-            return
-        with self._changed:
-            self._shut = True
-
-    def end(self) -> None:
-        """Wait until all calls have ended, then end the workers (idempotent)."""
-        self.shut()
-        if self.pid != os.getpid() or self._engine is None:
-            return
-        if self._engine.is_own_thread() and not self._have_ended_within(0):
-            raise RuntimeError("a callback cannot wait for the other calls: write shutdown(wait=False)")
-        try:
-            wait_interruptibly(self._have_ended_within)
-        except KeyboardInterrupt:
-            self.interrupt()
-            raise
-        self._engine.close()
-        self._engine.join()
-        _living.pop(id(self), None)
-
-    def terminate(self, *, kill: bool) -> None:
-        """End the workers now."""
-        self.shut()
-        self.cancel()
-        if self.pid != os.getpid() or self._engine is None or id(self) not in _living:
-            return
-        engine: Any = self._engine
-        for worker in list(engine._pool) if kill else ():
-            worker.kill()
-        engine.terminate()
-        self.end_soon()
-
-    def end_soon(self) -> None:
-        """Do that in another thread, which the program waits for at its end."""
-        self.shut()
-        if self.pid != os.getpid() or self._engine is None or id(self) not in _living:
-            return
-        if not util.is_exiting():
-            with contextlib.suppress(RuntimeError):  # no further thread can be started
-                threading.Thread(target=self.end, name="end of an executor").start()
-                return
-        self.end()
-
-
-def _ahead(calls: weakref.ref[_Calls]) -> int:
-    """Return how many items wait in an executor."""
-    waiting = () if (found := calls()) is None else list(found._waiting)
-    return sum(items_of(*one.call[:2]) for one in waiting)
-
-
-_living: dict[int, _Calls] = {}
-"""Those that have a pool, by identity."""
-_ended = {"program": False}
-
-
-def _end_all() -> None:
-    _ended["program"] = True
-    for calls in list(_living.values()):
-        calls.end()
-
-
-threading._register_atexit(_end_all)  # type: ignore[attr-defined]  # before daemonic processes are ended
+    pool.join()
 
 
 class Executor(futures.Executor):
@@ -293,13 +389,13 @@ class Executor(futures.Executor):
         workers = self._max_workers = max_workers or affine_cpus()  # Dask and others read it
         self._mp_context = context
         given = workers, initializer, initargs, max_tasks_per_child, context
-        self._make_calls = partial(_Calls, partial(CallPool, "executor", *given, threads=threads), workers)
+        self._make_pool = partial(CallPool, "executor", *given, threads=threads, most=workers + 1)
+        self._shut = False
         self._begin()
 
     def _begin(self) -> None:
-        self._calls: _Calls = self._make_calls()
-        # a process of another library waits for its children before its threads end, one of which ends them
-        util.Finalize(self, self._calls.end_soon, exitpriority=BEFORE_CHILDREN)
+        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._pool: CallPool | None = None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call a function in a worker; return immediately.
@@ -311,9 +407,21 @@ class Executor(futures.Executor):
         RuntimeError
             The executor was shut down.
         """
-        if self._calls.pid != os.getpid():  # a forked child has none of its threads
+        if self._pid != os.getpid():  # a forked child has none of its threads
             self._begin()
-        return self._calls.submit(fn, args, kwargs)
+        with self._lock:
+            if self._shut:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if self._pool is None:
+                self._pool = self._make_pool()
+                # when nothing holds this object any more, or before its process waits for its children
+                util.Finalize(self, _end_soon, (self._pool,), exitpriority=BEFORE_CHILDREN)
+        copies = None
+        if isinstance(fn, _MappedFunction):
+            fn, copies = fn
+        future = InterruptibleFuture(self._pool)
+        self._pool.call(fn, args, kwargs, future, copies=copies)
+        return future
 
     def map(
         self,
@@ -352,21 +460,34 @@ class Executor(futures.Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls; wait for those under way, and for the end of the workers, if `wait`."""
-        self._calls.shut()
+        self._shut = True
+        if self._pool is None or self._pid != os.getpid():
+            return
         if cancel_futures:
-            self._calls.cancel()
-        if wait:
-            self._calls.end()
+            self._pool.cancel()
+        if not wait:
+            _end_soon(self._pool)
+        elif self._pool.is_own_thread():
+            raise RuntimeError("a callback cannot wait for the other calls: write shutdown(wait=False)")
         else:
-            self._calls.end_soon()
+            self._pool.close()
+            self._pool.join()
 
     def terminate_workers(self) -> None:
         """End the workers now, as since CPython 3.14; calls that have not ended raise `CancelledError`."""
-        self._calls.terminate(kill=False)
+        self._terminate(kill=False)
 
     def kill_workers(self) -> None:
         """Kill the workers; as `terminate_workers`."""
-        self._calls.terminate(kill=True)
+        self._terminate(kill=True)
+
+    def _terminate(self, *, kill: bool) -> None:
+        self._shut = True
+        if self._pool is not None and self._pid == os.getpid():
+            self._pool.cancel()
+            for worker in self._pool.workers() if kill else ():
+                worker.kill()
+            self._pool.terminate()
 
 
 def register_joblib() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from multiprocessing import current_process
-from multiprocessing import pool as library
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -22,14 +20,12 @@ from joblib.parallel import (
 
 from nbparallel.multiprocessing.messages.parcels import ArgumentCache, join_household
 from nbparallel.multiprocessing.starting.process_state import default_context
-from nbparallel.multiprocessing.workers.worker_pool import CallPool, interrupt
+from nbparallel.multiprocessing.workers.executor import CallPool, IdlePool
 
 
 class PoolKind(NamedTuple):
     """What a pool was made for."""
 
-    pid: int
-    """Of its process: a forked child cannot use its parent's."""
     workers: int
     start_method: str
     initializer: Callable[..., object] | None
@@ -42,47 +38,30 @@ def _specs() -> dict[str, Any]:
     return {n: vars(module).get("__spec__") for n, module in modules.items() if type(module) is ModuleType}
 
 
-class IdlePool:
-    """The pool that no call uses: its workers have imported what the last call needed."""
+class _KeptPool(IdlePool):
+    """The pool that no call uses: it has the modules that this process had then."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: list[tuple[PoolKind, CallPool]] = []
-        """At most one."""
-        self._specs: dict[str, Any] = {}
-        """Of this process's modules when it was kept; `importlib.reload` and ``%autoreload`` replace them."""
+    _specs: Mapping[str, Any] = {}
+    """Of them when it was kept; `importlib.reload` and ``%autoreload`` replace them."""
 
-    def take(self, kind: PoolKind) -> CallPool:
-        """Return a pool, the kept one if it is of that kind; another kind is ended."""
-        for other, pool in self._replace():
-            if other == kind and pool._state == library.RUN and not self._reloaded():
-                return pool
-            if other.pid == kind.pid:
-                pool.end()
+    def take_or_make(self, kind: PoolKind) -> CallPool:
+        """Return the kept pool if it is of that kind and has no old code, else another."""
+        now = _specs()
+        if any(now.get(name, spec) is not spec for name, spec in self._specs.items()):
+            self.close()
+        if (pool := self.take(kind)) is not None:
+            return pool
         context = default_context().get_context(kind.start_method)
         given = kind.workers, kind.initializer, kind.initargs, None, context.get_context()
         return CallPool("joblib backend", *given, threads=kind.threads)
 
-    def _reloaded(self) -> bool:
-        """Return whether a module has been reloaded since, of which workers may have the old code."""
-        now = _specs()
-        return any(now.get(name, spec) is not spec for name, spec in self._specs.items())
-
-    def keep(self, kind: PoolKind, pool: CallPool) -> None:
+    def keep(self, pool: CallPool, kind: object = None) -> None:
         """Keep a pool for the next call, instead of another."""
-        for other, old in self._replace((kind, pool)):
-            if other.pid == kind.pid:
-                old.end()
-
-    def _replace(self, *others: tuple[PoolKind, CallPool]) -> list[tuple[PoolKind, CallPool]]:
-        with self._lock:
-            kept, self._kept = self._kept, list(others)
-            if others:
-                self._specs = _specs()
-        return kept
+        self._specs = _specs()
+        super().keep(pool, kind)
 
 
-_idle = IdlePool()
+_idle = _KeptPool()
 
 
 class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
@@ -135,7 +114,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         options = {**self.backend_kwargs, **options}
         initializer, initargs = options.get("initializer"), tuple(options.get("initargs", ()))
         threads = self.inner_max_num_threads
-        self._kind = PoolKind(os.getpid(), n_jobs, self._method, initializer, initargs, threads)
+        self._kind = PoolKind(n_jobs, self._method, initializer, initargs, threads)
         self._open = True
         return n_jobs
 
@@ -151,37 +130,32 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         """Send a batch of tasks; `callback` is called when it has ended."""
         if not self._open or self._kind is None:
             raise RuntimeError("joblib has ended this call of Parallel already")
-
-        def done(*outcome: Any) -> None:
-            if callback is not None:
-                callback(outcome)
-
+        batch = Future[Any]()
+        if callback is not None:
+            batch.add_done_callback(callback)
         try:  # not in `configure`: what fails there leaves `Parallel` as one that runs
             if self._engine is None:
-                self._engine = _idle.take(self._kind)
+                self._engine = _idle.take_or_make(self._kind)
                 self._engine.count_ahead(self._ahead)
-            self._engine.call(func, (), {}, done, copies=self._copies)
+            self._engine.call(func, (), {}, batch, copies=self._copies)
         except Exception as error:  # noqa: BLE001  joblib would take what it has sent for the next call's
-            done(False, error)
+            batch.set_exception(error)
 
     def _ahead(self) -> int | None:
         """Return how many tasks joblib has not sent; it has no length of a generator before its end."""
         whole, sent = getattr(self.parallel, "n_tasks", None), self.parallel.n_dispatched_tasks
         return 0 if self.parallel._original_iterator is None else None if whole is None else whole - sent
 
-    def retrieve_result_callback(self, out: tuple[bool, Any]) -> Any:
+    def retrieve_result_callback(self, out: Future[Any]) -> Any:
         """Return the results of a batch, or raise what a task raised."""
-        succeeded, value = out
-        if succeeded:
-            return value
-        raise value
+        return out.result()
 
     def terminate(self) -> None:
         """End a use of the workers, which are kept for the next."""
         pool, self._engine, self._copies, self._open = self._engine, None, None, False
         if pool is not None and self._kind is not None:
             pool.count_ahead(None)
-            _idle.keep(self._kind, pool)
+            _idle.keep(pool, self._kind)
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
@@ -191,8 +165,8 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
             waiting.get_nowait()  # joblib would take their results for the next call's
         if self._engine is None:
             return
-        interrupt(self._engine)
+        self._engine.interrupt()
         if not ensure_ready:
             self.terminate()
         elif self._engine.failed is not None and self._kind is not None:
-            self._engine = _idle.take(self._kind)
+            self._engine = _idle.take_or_make(self._kind)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import copy
-import logging
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import pool as library
-from multiprocessing import sharedctypes, util
+from multiprocessing import sharedctypes
 from multiprocessing.connection import wait
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nbparallel.errors import WorkerDiedError
-from nbparallel.errors.questions import class_name, text_of
 from nbparallel.multiprocessing.connection import Pipe
 from nbparallel.multiprocessing.messages.parcels import ArgumentCache
 from nbparallel.multiprocessing.starting.process_state import (
@@ -29,7 +26,6 @@ from nbparallel.multiprocessing.starting.process_state import (
     wait_interruptibly,
     watch_end,
 )
-from nbparallel.multiprocessing.workers.dead_workers import end_processes, fail_all, fail_jobs, settle
 from nbparallel.multiprocessing.workers.item_progress import ItemProgress
 from nbparallel.multiprocessing.workers.task_interrupts import (
     INTERRUPTED,
@@ -38,15 +34,116 @@ from nbparallel.multiprocessing.workers.task_interrupts import (
     WorkerGiven,
     run_worker,
 )
-from nbparallel.multiprocessing.workers.worker_pipes import WorkerPipe, WorkerPipes, items_of
+from nbparallel.multiprocessing.workers.worker_pipes import WorkerPipe, WorkerPipes
+from nbparallel.wire.system import signal_name
+
+# What the death of a worker costs: nothing, or the task that it had.
+
+_FAILED_STARTS = 8
+"""Workers that may die one after the other before any has begun."""
+_LOST = 255
+"""Exit code that the library gives a process whose fork server has ended."""
 
 
-def interrupt(pool: Any, *, running: bool = True) -> None:
-    """Stop all tasks of a pool that are under way, or those that have not begun: no one waits for them."""
-    number = next(library.job_counter)  # type: ignore[attr-defined]
-    pool._pipes.drop_jobs(list(pool._cache))
-    pool._interrupt_word.interrupt(number, list(pool._pool) if running else ())
-    fail_all(pool, CancelledError(INTERRUPTED))
+def describe_end(process: Any) -> str:
+    """Return how a worker ended, as the end of a sentence."""
+    code = process.exitcode
+    if name := signal_of(code):
+        cause = ": by hand, or by the system because memory ran out" if name == "SIGKILL" else ""
+        return f"was ended by {name}{cause}"
+    printed = {1: "an exception, which it has printed, ", _LOST: "the end of its fork server, "}.get(code, "")
+    return f"ended itself with exit code {code} ({printed}sys.exit, os._exit, or C code that calls exit)"
+
+
+def end_processes(processes: Sequence[Any], seconds: float) -> None:
+    """End processes: SIGTERM, after some seconds SIGKILL.
+
+    A handler that was inherited may ignore the first, or raise where Python drops exceptions.
+    """
+    for process in processes:
+        if process.exitcode is None:
+            process.terminate()
+    end = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, end - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def signal_of(code: int | None) -> str | None:
+    """Return the name of the signal that an exit code stands for, None if it stands for none."""
+    return None if code is None or code >= 0 else signal_name(-code)
+
+
+def died_error(process: Any, task: str, owner: str = "pool", why: str = "") -> WorkerDiedError:
+    """Return the error about a worker and what it lost; `why` is what it ended of, if it has said so."""
+    code, name = process.exitcode, signal_of(process.exitcode)
+    return WorkerDiedError(
+        f"worker {process.pid} of the {owner} {why or describe_end(process)}; {task}",
+        pid=process.pid,
+        exit_code=code if name is None else None,
+        signal_name=name,
+        task=task,
+    )
+
+
+def settle(living: weakref.ref[Any], process: Any) -> None:
+    """Act on the end of a pool's worker, in the thread that reads results: its task fails."""
+    pool = living()  # what waits to be done must not keep the pool
+    if pool is None or pool._state == library.TERMINATE:
+        return
+    task, was_ready = pool._pipes.leave_out(process)
+    if task is not None:
+        pool._pipes.add_result(
+            task, (False, died_error(process, f"it ran {_task_name(pool, *task)}", pool._owner))
+        )
+    if process.exitcode == 0 and task is None:
+        return
+    pool._failed_starts = 0 if was_ready else pool._failed_starts + 1
+    told = pool.reported_failure()
+    if not told and pool._failed_starts < _FAILED_STARTS:
+        return
+    pool._failed_starts = 0
+    text = f"{_FAILED_STARTS} workers ended before their first task: look at the initializer"
+    why = f"has ended: its initializer raised {told}" if told else ""
+    pool.fail(died_error(process, "it takes no calls: make a new one" if told else text, pool._owner, why))
+
+
+_CALLS = (
+    (library.MapResult, "a call of map"),
+    (library.ApplyResult, "a call of apply"),
+    (library.IMapIterator, "a call of imap"),
+)
+"""In the order in which they are looked at: one is a subclass of the next."""
+
+
+def _task_name(pool: Any, job: int, index: int) -> str:
+    result = pool._cache.get(job)
+    if name := getattr(result, "name", None):
+        return str(name())
+    chunk = getattr(result, "_chunksize", 1)
+    if chunk > 1:
+        return f"a chunk of {chunk} tasks, from task {index * chunk} of a call of map"
+    name = next((name for kind, name in _CALLS if isinstance(result, kind)), f"job {job}")
+    return f"task {index} of {name}"
+
+
+def fail_jobs(jobs: list[Any], error: BaseException) -> None:
+    """Let these jobs fail, in the thread that reads results or after its end."""
+    for result in jobs:
+        if result._job not in result._cache:
+            continue
+        error = copy.copy(error)  # one would collect the frames of all waits
+        if hasattr(result, "_unsorted"):
+            result.end(error)
+            continue
+        if hasattr(result, "_number_left"):
+            result._number_left = 1
+        result._set(0, (False, error))
+
+
+# Results, whose waits can be interrupted.
 
 
 def report_callbacks(job: Any) -> None:
@@ -87,23 +184,13 @@ def _has_result(job: Any) -> bool:
     return hasattr(job, "_success")
 
 
-@contextmanager
-def interrupting(pool: Any) -> Iterator[None]:
-    """Stop a pool's tasks if what is done in the block is interrupted."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        interrupt(pool)
-        raise
-
-
 def _wait(results: Any, wait: Callable[[float | None], object], timeout: float | None) -> None:
     pool = results._pool  # none is left when the job has ended
     try:  # no context manager: it costs 2 us a result
         wait_interruptibly(wait, timeout)
     except KeyboardInterrupt:
         if pool is not None:
-            interrupt(pool)
+            pool.interrupt()
         raise
 
 
@@ -175,14 +262,10 @@ INTERRUPTIBLE: dict[type, type] = {
 
 _LOOK_SECONDS = 0.05
 """Between two looks whether the result thread has ended before the workers; arbitrary."""
-_BEFORE_TERMINATION = 16
-"""Order of what a process does at its end; 15: the library ends pools."""
 _IDLE_SECONDS = 5.0
 """For workers that do nothing to end by themselves."""
 _GRACE_SECONDS = 5.0
 """From SIGTERM to SIGKILL, as a rank has after an interrupt."""
-_FAILURE_BYTES = 512
-"""Of what an initializer raised, as text."""
 _LOOKED_AT = (list, tuple, range)
 """Of which a call looks for arrays that occur once: what iterating over others does is unknown."""
 
@@ -237,6 +320,8 @@ class Pool(library.Pool):
     """Of each worker's numeric libraries; None: its share of the CPUs."""
     _owner = "pool"
     """In whose name it speaks of its workers."""
+    _says_why = False
+    """Whether a result that cannot be sent is what `why_unsendable` says, not a ``MaybeEncodingError``."""
     _failed_starts = 0
     """Workers that have died one after the other before any has begun."""
     _state: str = library.INIT
@@ -254,7 +339,7 @@ class Pool(library.Pool):
         self._interrupt_word = word = InterruptWord()
         self_ = weakref.ref(self)  # what the library's threads hold must not keep the pool
         count, threads = processes or os.cpu_count() or 1, self._threads
-        says_why = isinstance(self, CallPool)
+        says_why = self._says_why
 
         def start_worker(ctx: Any, *, target: Any, args: Any) -> Any:
             _, _, *rest = args
@@ -295,30 +380,6 @@ class Pool(library.Pool):
 
     def _get_sentinels(self) -> list[Any]:
         return [self._change_notifier._reader]  # type: ignore[attr-defined]  # the library wakes it by each result, too
-
-    def apply(
-        self,
-        func: Callable[..., Any],
-        args: Iterable[Any] = (),
-        kwds: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Any:
-        """Call a function in a worker and return what it returns."""
-        with interrupting(self):  # an interrupt may come before the wait begins
-            return super().apply(func, args, kwds)
-
-    def map(
-        self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None
-    ) -> list[Any]:
-        """Call a function for each item, in the workers; return the results in order."""
-        with interrupting(self):
-            return super().map(func, iterable, chunksize)
-
-    def starmap(
-        self, func: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
-    ) -> list[Any]:
-        """Call a function for each tuple of arguments, in the workers; return the results in order."""
-        with interrupting(self):
-            return super().starmap(func, iterable, chunksize)
 
     def apply_async(
         self,
@@ -391,6 +452,13 @@ class Pool(library.Pool):
         end_processes(pool, _GRACE_SECONDS)
         super()._terminate_pool(tasks, inqueue, outqueue, pool, notifier, handler, *others)  # type: ignore[misc]
 
+    def interrupt(self, *, running: bool = True) -> None:
+        """Stop all tasks that are under way, or those that have not begun: no one waits for them."""
+        jobs, number = list(self._cache.values()), next(library.job_counter)  # type: ignore[attr-defined]
+        self._pipes.drop_jobs(job._job for job in jobs)
+        self._interrupt_word.interrupt(number, list(self._pool) if running else ())  # type: ignore[attr-defined]
+        self._pipes.act(partial(fail_jobs, jobs, CancelledError(INTERRUPTED)))
+
     def terminate(self) -> None:
         """End the workers now; tasks under way raise `CancelledError`, where the library's wait forever.
 
@@ -401,8 +469,11 @@ class Pool(library.Pool):
 
     def join(self) -> None:
         """Wait for the end of the workers, also if one dies with a lock that the others want."""
-        with interrupting(self):
+        try:
             self._join()
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
 
     def _join(self) -> None:
         if self._state == library.RUN:
@@ -428,154 +499,6 @@ class Pool(library.Pool):
     def fail(self, error: WorkerDiedError) -> None:
         """Let all calls under way fail."""
         fail_jobs(list(self._cache.values()), error)  # type: ignore[attr-defined]
-
-
-class TaskCall:
-    """A job of a `CallPool`: one call.
-
-    Parameters
-    ----------
-    done : callable
-        Is called with whether it ended without an error, and with its result or error, in the pool's thread.
-    name : callable, optional
-        Returns what an error calls it.
-    items : int
-        How often the user's function is called.
-    """
-
-    def __init__(
-        self,
-        pool: CallPool,
-        done: Callable[[bool, Any], object],
-        name: Callable[[], str] | None = None,
-        items: int = 1,
-    ) -> None:
-        self.pool: CallPool | None = pool
-        self._cache, self._done, self.name = pool._cache, done, name or (lambda: "a call")  # type: ignore[attr-defined]
-        self._job, self.items = next(library.job_counter), items  # type: ignore[attr-defined]
-        self._cache[self._job] = self
-
-    def _set(self, _index: int, outcome: tuple[bool, Any]) -> None:
-        del self._cache[self._job]
-        done, self._done, self.pool = self._done, _drop, None  # what asked may be what ends the pool
-        reported(done, *outcome)
-
-
-class CallPool(Pool):
-    """The pool under an executor, joblib's backend and a loader: one call at a time, and no end of their own.
-
-    If its workers cannot begin, because its initializer fails, it ends, and `failed` says why.
-
-    Parameters
-    ----------
-    owner : str
-        What its errors call it.
-    given
-        Parameters of `Pool`, in their order.
-    threads : int, optional
-        Of each worker's numeric libraries.
-    """
-
-    failed: WorkerDiedError | None = None
-
-    def __init__(
-        self,
-        owner: str,
-        processes: int,
-        initializer: Callable[..., Any] | None = None,
-        initargs: Iterable[Any] = (),
-        max_tasks: int | None = None,
-        context: Any = None,
-        *,
-        threads: int | None = None,
-    ) -> None:
-        self._owner, self._threads = owner, threads
-        self._failure = sharedctypes.RawArray("c", _FAILURE_BYTES)
-        if initializer is not None:
-            initializer, initargs = _begin, (self._failure, initializer, *initargs)
-        super().__init__(processes, initializer, initargs, max_tasks, context)
-        parts = self._cache, self._pool, self._worker_handler, self._change_notifier  # type: ignore[attr-defined]
-        self._end_idle = util.Finalize(self, _end_idle, parts, exitpriority=_BEFORE_TERMINATION)
-
-    def end(self) -> None:
-        """End the workers: by themselves if they have nothing to do, else now (idempotent)."""
-        self._end_idle()
-        self.terminate()
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        done: Callable[[bool, Any], object],
-        *,
-        copies: ArgumentCache | None = None,
-        name: Callable[[], str] | None = None,
-    ) -> None:
-        """Call a function in a worker; of what several such calls hold, `copies` has the copies."""
-        if self.failed is not None:
-            raise copy.copy(self.failed)
-        self._check_running()
-        asked = TaskCall(self, done, name, items_of(function, args))
-        task = asked._job, 0, function, args, kwargs
-        waiting: Any = self._taskqueue  # type: ignore[attr-defined]
-        try:
-            if not waiting.empty() or not self._pipes.send_now(task):
-                waiting.put((self._one_task(task, copies), None))
-        except BaseException:  # an interrupt, or arguments that another thread changes
-            self._cache.pop(asked._job, None)  # type: ignore[attr-defined]
-            raise
-
-    def count_ahead(self, ahead: Callable[[], int | None] | None) -> None:
-        """Have `ahead` say how many items are to come that the pool has not got; None: all have come."""
-        self._cache.ahead = ahead  # type: ignore[attr-defined]
-
-    def is_own_thread(self) -> bool:
-        """Return whether the thread that calls callbacks asks."""
-        return threading.current_thread() is self._result_handler  # type: ignore[attr-defined]
-
-    def _one_task(self, task: Any, copies: ArgumentCache | None) -> Iterator[Any]:
-        self._pipes.copies = copies  # the thread that asks for the task sends it
-        try:
-            yield task
-        finally:
-            self._pipes.copies = None
-
-    def reported_failure(self) -> str:
-        """Return what the initializer of a worker has raised."""
-        text: str = self._failure.value.decode(errors="replace")
-        return text
-
-    def fail(self, error: WorkerDiedError) -> None:
-        """Let all calls fail and end: workers that were started anew would fail again."""
-        self.failed = error
-        super().fail(error)
-        self.terminate()
-
-
-def _end_idle(cache: Any, workers: list[Any], handler: Any, notifier: Any) -> None:
-    """Let workers that do nothing end by themselves: what they have made, such as a lock, is then removed."""
-    if cache or handler._state != library.RUN:
-        return
-    handler._state = library.CLOSE
-    notifier.put(None)
-    end = time.monotonic() + _IDLE_SECONDS
-    for one in (handler, *workers):
-        if one is not threading.current_thread():
-            one.join(max(0.0, end - time.monotonic()))
-
-
-def _drop(*_: object) -> None:
-    pass
-
-
-def _begin(failure: Any, initializer: Callable[..., object], *args: Any) -> None:
-    try:
-        initializer(*args)
-    except BaseException as error:
-        logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=True)
-        failure.value = f"{class_name(error)}: {text_of(error)}".encode()[: _FAILURE_BYTES - 1]
-        raise SystemExit(1) from None
 
 
 def _await_end(thread: threading.Thread) -> None:
