@@ -10,24 +10,11 @@ from collections.abc import Sequence
 from multiprocessing import context as library
 from typing import Any, ClassVar
 
-from nbparallel.multiprocessing.starting.process_state import (
-    ValueProcess,
-    default_context,
-    end_executors_first,
-    set_default_context,
-)
+from nbparallel.multiprocessing.starting.process_state import ValueProcess, set_default_context
 
 
 class DefaultProcess(ValueProcess, library.Process):
     """A process that starts as the default context says."""
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        return default_context().get_context().Process._Popen(process_obj)
-
-    @staticmethod
-    def _after_fork() -> Any:
-        return default_context().get_context().Process._after_fork()
 
 
 DefaultProcess.__name__ = DefaultProcess.__qualname__ = "Process"
@@ -37,35 +24,13 @@ Process = DefaultProcess
 class ForkProcess(ValueProcess, library.ForkProcess):
     """A process that is forked from its parent."""
 
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        from nbparallel.multiprocessing.starting.start_methods import ForkPopen
-
-        return ForkPopen(process_obj)
-
 
 class SpawnProcess(ValueProcess, library.SpawnProcess):
     """A process in a fresh interpreter."""
 
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        from nbparallel.multiprocessing.starting.start_methods import SpawnPopen
-
-        return SpawnPopen(process_obj)
-
-    @staticmethod
-    def _after_fork() -> None:
-        end_executors_first()  # nothing was forked
-
 
 class ForkServerProcess(ValueProcess, library.ForkServerProcess):
     """A process that our fork server forks."""
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        from nbparallel.multiprocessing.starting.start_methods import ForkServerPopen
-
-        return ForkServerPopen(process_obj)
 
 
 class _Factory(library.BaseContext):
@@ -188,10 +153,6 @@ class DefaultContext(_Factory, library.DefaultContext):
         actual = None if method is None and force else self.get_context(method)
         library._default_context.set_start_method(method, force=True)
         self._actual_context = actual
-
-    def get_all_start_methods(self) -> list[str]:
-        """Return the start methods of this system, the library's usual one first."""
-        return super().get_all_start_methods()
 
     def get_start_method(self, allow_none: bool = False) -> Any:
         """Return the start method that is used; with `allow_none` None if that is not decided."""

@@ -23,7 +23,7 @@ from nbparallel.multiprocessing.connection import Connection, MessageListener, a
 from nbparallel.multiprocessing.starting.process_state import (
     begin_interrupts,
     concrete_context,
-    deferred_sigint,
+    defers_sigint,
 )
 
 
@@ -106,12 +106,8 @@ class BaseManager(library.BaseManager):
             serializer = SERIALIZER
         super().__init__(address, authkey, serializer, ctx or concrete_context(), **options)
 
-    def start(self, *args: Any, **named: Any) -> None:
-        """Start the process that holds the objects; interrupts do not reach it."""
-        with deferred_sigint():
-            super().start(*args, **named)
-
     @classmethod
+    @defers_sigint
     def _run_server(cls, *args: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the library, but it drops one that came before
         begin_interrupts()

@@ -270,16 +270,18 @@ def pickle_message(
         return light, 0
     packed = pack(obj, mailbox, copies, task=task)
     file = io.BytesIO()
-    pickle.Pickler(file).dump(_Opening(packed))
+    pickle.Pickler(file).dump(ReducedCall(open_parcel, *packed))
     return memoryview(file.getvalue()), packed.parcel
 
 
-class _Opening:
-    def __init__(self, packed: Packed) -> None:
-        self.packed = packed
+class ReducedCall:
+    """What is pickled as a call: it is rebuilt as what that returns."""
+
+    def __init__(self, *call: Any) -> None:
+        self._call = call
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_parcel, tuple(self.packed)
+        return self._call[0], self._call[1:]
 
 
 def withdraw_parcel(parcel: int) -> None:

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing import context, reduction, spawn
 from multiprocessing import process as library
-from multiprocessing.context import BaseContext, get_spawning_popen, set_spawning_popen
+from multiprocessing.context import BaseContext, set_spawning_popen
 from multiprocessing.reduction import DupFd
 from multiprocessing.util import Finalize
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from nbparallel.multiprocessing.messages.parcels import (
+    ReducedCall,
     introduce_guest,
     mark_fresh,
     open_parcel,
@@ -42,41 +43,23 @@ from nbparallel.multiprocessing.messages.parcels import (
 # thread first.  So no wait of the main thread is one long call.
 
 _INTERRUPT = {signal.SIGINT}
-_late = threading.local()
+_Target = TypeVar("_Target", bound=Callable[..., Any])
+
+
+def defers_sigint(target: _Target) -> _Target:
+    """Mark a target that calls `begin_interrupts` itself: in its process SIGINT is blocked until then."""
+    vars(target)["defers_sigint"] = True
+    return target
 
 
 @contextmanager
-def deferred_sigint() -> Iterator[None]:
-    """Have the processes that this thread starts in the block call `begin_interrupts` themselves."""
-    before = is_sigint_deferred()
-    _late.on = True
-    try:
-        yield
-    finally:
-        _late.on = before
-
-
-def is_sigint_deferred() -> bool:
-    """Return whether a process that this thread starts now calls `begin_interrupts` itself."""
-    return getattr(_late, "on", False)
-
-
-@contextmanager
-def interrupts_blocked(*, late: bool = True) -> Iterator[None]:
-    """Block SIGINT in this thread, if `late`: a process that it starts begins so."""
-    if not late:
-        yield
-        return
+def interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT in this thread: a process that it starts begins so."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPT)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def are_blocked() -> bool:
-    """Return whether SIGINT is blocked in this thread."""
-    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def begin_interrupts() -> None:
@@ -141,7 +124,6 @@ NEEDED = (
 """Modules that the first array on its way loads, and what gives a worker its threads."""
 _CONTEXTS = "nbparallel.multiprocessing.context"
 """Where the classes of processes are whose state is what the library gives them."""
-_packing = threading.local()
 
 
 def argument_tuple(args: Any) -> tuple[Any, ...]:
@@ -163,8 +145,6 @@ class ValueProcess(library.BaseProcess):
 
     ends_with_parent: bool = False
     """Whether it ends with its parent, however that ends, as daemonic ones do; to be set before the start."""
-    defers_sigint: bool = False
-    """Whether SIGINT is blocked in it until its target calls `begin_interrupts`; to be set before start."""
 
     def __init__(
         self,
@@ -177,6 +157,13 @@ class ValueProcess(library.BaseProcess):
         daemon: bool | None = None,
     ) -> None:
         super().__init__(group, target, name, argument_tuple(args), kwargs, daemon=daemon)
+        self.defers_sigint: bool = getattr(target, "defers_sigint", False)
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802
+        from nbparallel.multiprocessing.starting.start_methods import POPENS
+
+        return POPENS[process_obj._start_method or concrete_context()._name](process_obj)
 
     def start(self) -> None:
         """Start the process.
@@ -189,7 +176,6 @@ class ValueProcess(library.BaseProcess):
         # The library refuses daemonic parents, because their children would outlive them.
         config: dict[str, Any] = library.current_process()._config  # type: ignore[attr-defined]
         daemonic = config.pop("daemon", None)
-        self.defers_sigint = self.defers_sigint or is_sigint_deferred()
         try:
             super().start()
         finally:
@@ -219,41 +205,11 @@ class ValueProcess(library.BaseProcess):
             or popen.poll() is not None
         )
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        popen: Any = get_spawning_popen()
-        if getattr(popen, "starting", None) is not self or getattr(_packing, "process", None) is self:
-            return super().__reduce_ex__(protocol)
-        _packing.process = self
-        try:
-            packed = self._packed()
-        finally:
-            del _packing.process
-        ends = popen.guest_ends = introduce_guest(daemon=self.daemon or self.ends_with_parent)
-        given = Given(
-            default_context().present_start_method(),
-            present_strategy(),
-            None if ends is None else DupFd(ends.connection.fileno()),
-            None if ends is None or ends.lifeline is None else DupFd(ends.lifeline.fileno()),
-            not (self.defers_sigint or are_blocked()),
-        )
-        return rebuild_process, (given, *packed)
-
-    def _packed(self) -> tuple[Any, ...]:
-        """Return what rebuilds this process there: a function and its arguments."""
-        if type(self).__module__ == _CONTEXTS:  # a class of the user's may have its own way of being pickled
-            light = try_pickle((type(self), vars(self)))
-            if light is not None:
-                return open_plain_process, bytes(light)
-        return open_parcel, *pack(self, task=True)
-
-    @staticmethod
-    def _after_fork() -> None:
-        library.BaseProcess._after_fork()  # type: ignore[attr-defined]
-        end_executors_first()
-
 
 def run_with_cells_named(name: str, run: Callable[[], None]) -> None:
     """Write the traceback of a process that fails in a notebook's cell: the library names files only."""
+    # executors end before this process waits for its children
+    Finalize(None, _end_executors, exitpriority=BEFORE_CHILDREN)
     try:
         run()
     except SystemExit:
@@ -272,11 +228,6 @@ def run_with_cells_named(name: str, run: Callable[[], None]) -> None:
 
 BEFORE_CHILDREN = 100
 """Order of what multiprocessing does when a process ends: 0 and more come before it waits for children."""
-
-
-def end_executors_first() -> None:
-    """Have executors end before this process waits for its children."""
-    Finalize(None, _end_executors, exitpriority=BEFORE_CHILDREN)
 
 
 def _end_executors() -> None:
@@ -366,15 +317,31 @@ def preparation_data(name: str) -> Mapping[str, Any]:
 def pickle_process(popen: Any, process: Any) -> io.BytesIO:
     """Return what a new interpreter or a fork server is sent: the library's preparation, and the process.
 
-    While it is pickled, the process is ``popen.starting``; the other ends of what it is given as a guest are
-    ``popen.guest_ends`` afterwards.
+    The other ends of what it is given as a guest are ``popen.guest_ends`` afterwards.
     """
-    buffer, popen.starting = io.BytesIO(), process
+    buffer = io.BytesIO()
     set_spawning_popen(popen)
     try:
         reduction.dump(preparation_data(process._name), buffer)
-        reduction.dump(process, buffer)
+        packed = _packed(process)
+        ends = popen.guest_ends = introduce_guest(daemon=process.daemon or process.ends_with_parent)
+        given = Given(
+            default_context().present_start_method(),
+            present_strategy(),
+            None if ends is None else DupFd(ends.connection.fileno()),
+            None if ends is None or ends.lifeline is None else DupFd(ends.lifeline.fileno()),
+            not process.defers_sigint,
+        )
+        reduction.dump(ReducedCall(rebuild_process, given, *packed), buffer)
     finally:
         set_spawning_popen(None)
-        popen.starting = None
     return buffer
+
+
+def _packed(process: Any) -> tuple[Any, ...]:
+    """Return what rebuilds a process there: a function and its arguments."""
+    if type(process).__module__ == _CONTEXTS:  # a class of the user's may have its own way of being pickled
+        light = try_pickle((type(process), vars(process)))
+        if light is not None:
+            return open_plain_process, bytes(light)
+    return open_parcel, *pack(process, task=True)

@@ -33,6 +33,8 @@ from nbparallel.multiprocessing.starting.process_state import (
 )
 from nbparallel.wire.system import without_debugger
 
+_nothing = contextlib.nullcontext()
+
 # Start method ``spawn``: a fresh interpreter that runs nothing of ``__main__``.
 
 _FOLLOW = (
@@ -46,8 +48,6 @@ class SpawnPopen(popen_spawn_posix.Popen):
     """A process in a fresh interpreter."""
 
     _fds: list[int]
-    starting: Any = None
-    """The process, while it is pickled."""
     guest_ends: Any = None
     """What it is given to be a guest, if it can be one; set by its pickling, and closed here."""
 
@@ -55,58 +55,47 @@ class SpawnPopen(popen_spawn_posix.Popen):
         """Have a descriptor passed on; an object that is pickled twice has two of them there."""
         if fd in self._fds:
             fd = os.dup(fd)
-            self._copies.append(fd)
+            self._given.callback(os.close, fd)
         self._fds.append(fd)
         return fd
 
     def _launch(self, process_obj: Any) -> None:  # the library's, with other preparation data
-        self._copies: list[int] = []
-        try:
-            with without_debugger():  # nested blocks would end at the first one's end
-                tracker_fd: Any = resource_tracker.getfd()
-                self._fds.append(tracker_fd)
-                self._start(process_obj, tracker_fd)
-        finally:
-            for copy in self._copies:
-                os.close(copy)
-            if self.guest_ends is not None:
-                self.guest_ends.close()
-
-    def _start(self, process_obj: Any, tracker_fd: int) -> None:
-        buffer = pickle_process(self, process_obj)
-        parent_r = child_w = child_r = parent_w = None
-        try:
-            parent_r, child_w = os.pipe()
+        blocked = interrupts_blocked() if process_obj.defers_sigint else _nothing
+        # nested blocks without a debugger would end at the first one's end
+        with contextlib.ExitStack() as self._given, without_debugger():
+            self._given.callback(lambda: self.guest_ends and self.guest_ends.close())
+            tracker_fd: Any = resource_tracker.getfd()
+            self._fds.append(tracker_fd)
+            buffer = pickle_process(self, process_obj)
+            ends: list[int] = []
+            self.finalizer = util.Finalize(self, lambda: util.close_fds(*ends))  # type: ignore[attr-defined]
+            self.sentinel, child_w = os.pipe()
+            self._given.callback(os.close, child_w)
+            ends.append(self.sentinel)
             child_r, parent_w = os.pipe()
+            ends.append(parent_w)
             command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
             if self.guest_ends is not None and self.guest_ends.lifeline is not None:
                 command[command.index("-c") + 1] = "; ".join(
                     (_FOLLOW.format(self.guest_ends.lifeline.fileno()), command[command.index("-c") + 1])
                 )
             self._fds.extend([child_r, child_w])
-            with interrupts_blocked(late=process_obj.defers_sigint):
-                self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[arg-type]
-            self.sentinel = parent_r
-            os.close(child_r)  # else what does not fit into the pipe waits for a child that is gone
-            child_r = None
-            with open(parent_w, "wb", closefd=False) as file, buffer.getbuffer() as view:
-                file.write(view)
-        except BrokenPipeError as error:
-            raise StartError(
-                f"{spawn.get_executable()!r}, process {self.pid}, ended before it had read what "
-                f"{process_obj.name} is to do"
-            ) from error
-        finally:
-            ends = [end for end in (parent_r, parent_w) if end is not None]
-            self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
-            for end in (child_r, child_w):
-                if end is not None:
-                    os.close(end)
+            try:
+                with blocked:
+                    self.pid = util.spawnv_passfds(spawn.get_executable(), command, self._fds)  # type: ignore[arg-type]
+            finally:
+                os.close(child_r)  # else what does not fit into the pipe waits for a child that is gone
+            try:
+                with open(parent_w, "wb", closefd=False) as file:
+                    file.write(buffer.getbuffer())
+            except BrokenPipeError as error:
+                raise StartError(
+                    f"{spawn.get_executable()!r}, process {self.pid}, ended before it had read what "
+                    f"{process_obj.name} is to do"
+                ) from error
 
 
 # Start method ``fork``: the child holds the arrays that it inherits.
-
-_nothing = contextlib.nullcontext()
 
 
 @functools.cache
@@ -193,8 +182,6 @@ class ForkServerPopen(popen_forkserver.Popen):
     """A process that our server forks."""
 
     _fds: list[int]
-    starting: Any = None
-    """The process, while it is pickled."""
     guest_ends: Any = None
     """What it is given to be a guest, if it can be one; set by its pickling, and closed here."""
 
@@ -222,6 +209,10 @@ class ForkServerPopen(popen_forkserver.Popen):
             self.pid = forkserver.read_signed(self.sentinel)
         except (EOFError, ConnectionError) as error:
             raise _ended(server, process_obj.name) from error
+
+
+POPENS = {"fork": ForkPopen, "spawn": SpawnPopen, "forkserver": ForkServerPopen}
+"""Start method -> what starts a process so."""
 
 
 def _ended(server: int, name: str) -> StartError:

@@ -19,6 +19,7 @@ from nbparallel.multiprocessing.starting.process_state import (
     argument_tuple,
     begin_interrupts,
     default_context,
+    defers_sigint,
 )
 from nbparallel.multiprocessing.workers.task_interrupts import describable
 from nbparallel.multiprocessing.workers.worker_pool import end_processes, signal_of
@@ -84,6 +85,7 @@ class ProcessExitedException(ProcessException):
         return type(self), (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
 
 
+@defers_sigint
 def _run(function: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any) -> None:
     """Call a function in its process, and report what it raises."""
     try:
@@ -289,7 +291,7 @@ def start_processes(
             reports.append(reading)
             with writing:
                 process = ctx.Process(target=_run, args=(fn, index, args, writing), daemon=daemon)
-                process.ends_with_parent = process.defers_sigint = True
+                process.ends_with_parent = True
                 process.start()
             processes.append(process)
     except BaseException:

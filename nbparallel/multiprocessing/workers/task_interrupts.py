@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from nbparallel.errors import RemoteError
 from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
-from nbparallel.multiprocessing.starting.process_state import begin_interrupts
+from nbparallel.multiprocessing.starting.process_state import begin_interrupts, defers_sigint
 
 INTERRUPTED = "the wait for this pool or executor was interrupted before the task had ended"
 """What other tasks raise that were under way."""
@@ -152,6 +152,7 @@ def worker_place() -> int:
     return _given[0].place
 
 
+@defers_sigint
 def run_worker(given: WorkerGiven, target: Callable[..., Any], *args: Any) -> None:
     """Run a worker: only interrupts of its tasks reach it, and it has its share of the CPUs."""
     from nbparallel.wire.system import IMPORT_HOOKS, affine_cpus, usable_cpus

@@ -349,7 +349,6 @@ class Pool(library.Pool):
             begun = sharedctypes.RawValue("q", 0)
             pipe = WorkerPipe(workers_end, begun, given.interrupts, siblings, says_why=says_why)
             process = ctx.Process(target=run_worker, args=(given, target, pipe, pipe, *rest))
-            process.defers_sigint = True
             pipes.add(process, pools_end, begun, given.place)
             watch_end(process, partial(_note_end, pipes, self_))
             return process
