@@ -89,7 +89,7 @@ class _Factory(library.BaseContext):
     def get_context(self, method: str | None = None) -> Any:
         """Return the context of a start method."""
         if method is None:
-            from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
+            from nbparallel.multiprocessing.starting.semaphore_names import name_semaphores
 
             name_semaphores()  # whatever makes a lock asks for the context
             return self

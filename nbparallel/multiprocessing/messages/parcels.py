@@ -180,16 +180,6 @@ def note_carried(mailbox: int) -> None:
         found.append(mailbox)
 
 
-def introduce_guest(*, daemon: bool) -> Any | None:
-    """Return what a process that is about to be started is given; None where this one takes no part."""
-    from nbparallel.multiprocessing import household
-
-    try:
-        return household.introduce_guest(daemon=daemon)
-    except ForkedRankError:
-        return None
-
-
 # One copy for a private array that many tasks of one call hold.
 #
 # A task that is the only one to hold an array gets a copy of its own, which is shared memory from then on.

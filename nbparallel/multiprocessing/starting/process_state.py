@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nbparallel.multiprocessing.messages.parcels import (
     ReducedCall,
-    introduce_guest,
+    join_household,
     mark_fresh,
     open_parcel,
     pack,
@@ -118,7 +118,7 @@ def concrete_context() -> Any:
 
 
 NEEDED = (
-    "nbparallel.multiprocessing.household.root_supervisor", "nbparallel.sharing",
+    "nbparallel.multiprocessing.household", "nbparallel.sharing",
     "nbparallel.transfer.pickling", "nbparallel.multiprocessing.starting.worker_threads",
 )  # fmt: skip
 """Modules that the first array on its way loads, and what gives a worker its threads."""
@@ -324,12 +324,13 @@ def pickle_process(popen: Any, process: Any) -> io.BytesIO:
     try:
         reduction.dump(preparation_data(process._name), buffer)
         packed = _packed(process)
-        ends = popen.guest_ends = introduce_guest(daemon=process.daemon or process.ends_with_parent)
+        if (ends := join_household()) is not None:
+            ends = popen.guest_ends = ends.introduce(daemon=process.daemon or process.ends_with_parent)
         given = Given(
             default_context().present_start_method(),
             present_strategy(),
             None if ends is None else DupFd(ends.connection.fileno()),
-            None if ends is None or ends.lifeline is None else DupFd(ends.lifeline.fileno()),
+            None if ends is None or ends.lifeline is None else DupFd(ends.lifeline.reading),
             not process.defers_sigint,
         )
         reduction.dump(ReducedCall(rebuild_process, given, *packed), buffer)

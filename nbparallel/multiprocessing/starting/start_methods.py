@@ -23,8 +23,8 @@ from multiprocessing import (
 )
 from typing import Any
 
-from nbparallel.errors import ForkedRankError, StartError
-from nbparallel.multiprocessing.messages.parcels import mark_forked, unchanging_globals
+from nbparallel.errors import StartError
+from nbparallel.multiprocessing.messages.parcels import join_household, mark_forked, unchanging_globals
 from nbparallel.multiprocessing.starting.process_state import (
     NEEDED,
     default_context,
@@ -77,7 +77,7 @@ class SpawnPopen(popen_spawn_posix.Popen):
             command = spawn.get_command_line(tracker_fd=tracker_fd, pipe_handle=child_r)
             if self.guest_ends is not None and self.guest_ends.lifeline is not None:
                 command[command.index("-c") + 1] = "; ".join(
-                    (_FOLLOW.format(self.guest_ends.lifeline.fileno()), command[command.index("-c") + 1])
+                    (_FOLLOW.format(self.guest_ends.lifeline.reading), command[command.index("-c") + 1])
                 )
             self._fds.extend([child_r, child_w])
             try:
@@ -99,11 +99,10 @@ class SpawnPopen(popen_spawn_posix.Popen):
 
 
 @functools.cache
-def _household() -> Any:
+def _load_needed() -> None:
     # Another thread may be about to load it for a message; a child that is forked in between could never.
     for name in NEEDED:
         importlib.import_module(name)
-    return importlib.import_module("nbparallel.multiprocessing.household")
 
 
 class _Child:
@@ -129,10 +128,10 @@ class ForkPopen(popen_fork.Popen):
     pid: Any = None  # known once it was forked
 
     def _launch(self, process_obj: Any) -> None:
-        try:
-            fork = _household().prepare_fork(daemon=process_obj.daemon or process_obj.ends_with_parent)
-        except ForkedRankError:
-            fork = None  # this process takes no part
+        _load_needed()
+        fork: Any = None
+        if (member := join_household()) is not None:  # else this process takes no part
+            fork = member.fork(daemon=process_obj.daemon or process_obj.ends_with_parent)
         try:
             with interrupts_blocked() if process_obj.defers_sigint else _nothing:
                 super()._launch(_Child(process_obj, fork))  # type: ignore[misc]  # typeshed has it in Popen

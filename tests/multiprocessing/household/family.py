@@ -22,7 +22,7 @@ class Child:
 
     def __init__(self, function, *, daemon=True):
         ours, theirs = os.pipe(), os.pipe()
-        fork = household.prepare_fork(daemon=daemon)
+        fork = household.membership().fork(daemon=daemon)
         self.pid = os.fork()
         if self.pid == 0:
             code = 1

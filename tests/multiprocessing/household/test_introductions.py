@@ -64,7 +64,7 @@ def test_the_parent_is_killed_between_the_fork_and_the_announcement(root, daemon
         signal.pause()
 
     def parent(point):
-        forked(household.prepare_fork(daemon=daemon), grandchild)
+        forked(household.membership().fork(daemon=daemon), grandchild)
         signal.pause()
 
     child = Child(parent)

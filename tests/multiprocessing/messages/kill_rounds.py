@@ -33,7 +33,6 @@ import numpy as np
 import nbparallel as nbp
 import nbparallel.multiprocessing as mp
 from nbparallel.multiprocessing import connection, household, queues
-from nbparallel.multiprocessing.household import root_supervisor
 from nbparallel.multiprocessing.messages import parcels
 from nbparallel.sharing import current_store
 from nbparallel.testing.leaks import LeakCheck
@@ -50,7 +49,7 @@ INSTRUCTIONS = {"produce": 500, "consume": 190}
 """What a message takes of our modules, on Python 3.11; where there are fewer, what follows is killed."""
 SECONDS = 60
 """Then a process is not killed any more but stuck."""
-OURS = (connection, parcels, parcels, root_supervisor, parcels, queues, root_supervisor)
+OURS = (connection, parcels, parcels, household, parcels, queues, household)
 
 
 class Link:
@@ -138,7 +137,7 @@ def consume(link, report, point, at):
     if point == "read":
         parcels.open_parcel = stop
     if point == "attached":
-        root_supervisor.SupervisorConnection.take = stop
+        household.SupervisorConnection.take = stop
     received = link.receive()
     check(received)
     stop()

@@ -1,41 +1,138 @@
-"""The root's supervisor: that of a notebook's or script's own processes, apart from its sessions.
+"""The household: processes that a notebook, a script or a rank starts itself, as clients of one supervisor.
 
-It is started on first need, without a template, and ends with this process; `%parallel_stop` does not touch
-it.  A rank, or a member of a world that another program started, uses the supervisor that it has.
+::
+
+    root K ──segments── supervisor           `RootSupervisor`: K's own, beside those of its sessions
+      │ └─ fork, spawn, forkserver                 (a rank, or a member of a world, uses the one that it has)
+      └── guest ──segments──┘                 `channel.introduce`: K introduces it, it announces itself
+            └── guest ──segments──┘               and so on, to any depth
+
+The root's supervisor is started on first need, without a template, and ends with it; `%parallel_stop` does
+not touch it.  What guests send to each other goes through pipes that no supervisor sees; a
+`SupervisorConnection` says how a message keeps alive what it refers to (`post`, `take`).  They end with K:
+the supervisor sees to that, and the kernel if the supervisor was killed (`ParentSentinel`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
+import fcntl
 import itertools
 import os
+import select
+import signal
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.process import current_process
 from multiprocessing.util import Finalize, get_temp_dir
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbparallel.channel import SegmentClient
 from nbparallel.channel.channel import IntroducedClient, introduce, socket_of
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
-from nbparallel.multiprocessing.household.lifeline import (
-    ParentSentinel,
-    close_own_lifeline,
-    own_lifeline,
-    prepared,
-)
-from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
+from nbparallel.multiprocessing.starting.semaphore_names import name_semaphores
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import IntroducedRow, LedgerRow, read_report
 from nbparallel.wire.segments import CloseMailbox, Open, Post, Take, segment_id
 
 if TYPE_CHECKING:
-    from nbparallel.multiprocessing.household.lifeline import ParentSentinel
     from nbparallel.sharing import Store
+
+# A pipe by which the kernel ends guests with their root, also when no supervisor is left to do so.
+#
+# The root alone has the writing end and never writes; it is closed when that process ends, however it ends.
+# Each guest has the reading end under an open file of its own, for which it asked for a signal (fcntl(2):
+# ``O_ASYNC``, ``F_SETSIG``): the kernel sends that when the last writing end is closed.  No thread waits.
+#
+# A parent-death signal would follow the thread that started the child; a pidfd gives no such signal.
+
+_F_SETOWN_EX, _F_OWNER_PID, _OWNER = 15, 1, struct.Struct("ii")
+"""Of <fcntl.h>.  With a number `fcntl.fcntl` fails within and tries again, which F_SETOWN would have to."""
+
+
+class ParentSentinel:
+    """The ends of the pipe that this process has.
+
+    Parameters
+    ----------
+    reading : int
+        Its reading end; owned.
+    writing : int
+        In the root its writing end, owned; -1 in a guest.
+    """
+
+    def __init__(self, reading: int, writing: int = -1) -> None:
+        self.reading, self._writing = reading, writing
+        self._poll = select.poll()
+        self._poll.register(reading, 0)
+
+    def disown(self) -> None:
+        """Close the writing end in a process that was forked from the root."""
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+    def follow(self, pid: int) -> None:
+        """Have this process, whose pid it is, end with the root: `prepared` made this for it.
+
+        Raises
+        ------
+        ChannelClosedError
+            The root has ended already.
+        """
+        fcntl.fcntl(self.reading, _F_SETOWN_EX, _OWNER.pack(_F_OWNER_PID, pid))
+        if self._poll.poll(0):  # it was closed before the signal was asked for, perhaps
+            raise ChannelClosedError("the process that started this one's family has ended")
+
+    def close(self) -> None:
+        """Close both ends: in the root this ends its guests."""
+        self.disown()
+        os.close(self.reading)
+
+
+_own: list[ParentSentinel] = []
+"""The one whose writing end this process has: at most one."""
+
+
+def own_lifeline() -> ParentSentinel:
+    """Return the one with which this process, as a root, ends its guests; made on first need."""
+    if not _own:
+        _own.append(ParentSentinel(*os.pipe2(os.O_CLOEXEC)))
+    return _own[0]
+
+
+def close_own_lifeline() -> None:
+    """End the guests that are left (idempotent)."""
+    while _own:
+        _own.pop().close()
+
+
+def prepared(reading: int) -> ParentSentinel | None:
+    """Return what will end a process with the root, once that has called `ParentSentinel.follow`.
+
+    Parameters
+    ----------
+    reading : int
+        A reading end; it stays as it is.
+
+    Returns
+    -------
+    ParentSentinel or None
+        None where the system cannot do that (no /proc): then the supervisor alone ends that process.
+    """
+    try:
+        # A copy is the same open file, whose signal goes to one process.
+        own = os.open(f"/proc/self/fd/{reading}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(own, fcntl.F_SETFL, os.O_RDONLY | os.O_NONBLOCK | os.O_ASYNC)
+    return ParentSentinel(own)
+
 
 # SupervisorConnection: this process as a client of a supervisor, for messages in flight.
 
@@ -61,7 +158,7 @@ class SupervisorConnection:
         self.pid = os.getpid()
         self._serials = itertools.count(1)
         self._lock = threading.RLock()
-        self._open: dict[int, int] = {}
+        self.mailboxes: dict[int, int] = {}
         """Mailbox -> how many reading ends this process has."""
 
     @property
@@ -120,36 +217,30 @@ class SupervisorConnection:
     def open_mailbox(self, mailbox: int) -> None:
         """Record that this process has another reading end of a pipe."""
         with self._lock:
-            if not self._open.get(mailbox):
+            if not self.mailboxes.get(mailbox):
                 self.broker.send(Open(mailbox))
-            self._open[mailbox] = self._open.get(mailbox, 0) + 1
+            self.mailboxes[mailbox] = self.mailboxes.get(mailbox, 0) + 1
 
     def close_mailbox(self, mailbox: int) -> None:
         """Record that it has closed one.  What lies in a pipe that no process can read is dropped."""
         with self._lock:
-            left = self._open.get(mailbox, 0) - 1
+            left = self.mailboxes.get(mailbox, 0) - 1
             if left > 0:
-                self._open[mailbox] = left
-            elif self._open.pop(mailbox, None) is not None:
+                self.mailboxes[mailbox] = left
+            elif self.mailboxes.pop(mailbox, None) is not None:
                 self.broker.send(CloseMailbox(mailbox))
 
-    @property
-    def reads_mail(self) -> bool:
-        """Whether this process has a reading end of any pipe."""
-        return bool(self._open)
+    def introduce(self, *, daemon: bool, inherits: bool = False) -> InheritedConnection:
+        """Return what a process that is about to be started needs; see `InheritedConnection`."""
+        return InheritedConnection(self, daemon=daemon, inherits=inherits)
 
-    def inherit_mailboxes(self, parent: SupervisorConnection) -> None:
-        """Have the reading ends that a forked child has from its parent."""
-        self._open = dict(parent._open)
+    def fork(self, *, daemon: bool) -> Fork:
+        """Prepare for a fork; see `Fork`."""
+        return Fork(self, daemon=daemon)
 
     def next_id(self) -> int:
         """Return a new id of a parcel or a mailbox."""
         return segment_id(self.broker.client, next(self._serials))
-
-    def close(self) -> None:
-        """Leave: all holds of this process end (idempotent)."""
-        self.store.disconnect(self.broker)
-        self.broker.close()
 
 
 _current: list[SupervisorConnection] = []
@@ -162,11 +253,6 @@ def current_membership() -> SupervisorConnection | None:
         if membership.pid == os.getpid():
             return membership
     return None
-
-
-def set_current(membership: SupervisorConnection | None) -> None:
-    """Make it the one of this process."""
-    _current[:] = [] if membership is None else [membership]
 
 
 @contextlib.contextmanager
@@ -246,8 +332,6 @@ class RootSupervisor:
 
 _LAST = -100
 """Behind what multiprocessing does when a program ends: daemonic processes are ended, others waited for."""
-_at_exit: list[Finalize] = []
-"""What stops the supervisor then: at most one."""
 _lock = threading.RLock()
 _roots: dict[int, RootSupervisor] = {}
 """By the pid of the process that started it: in a forked child it is the parent's."""
@@ -256,6 +340,8 @@ _roots: dict[int, RootSupervisor] = {}
 def _after_fork() -> None:
     global _lock
     _lock = threading.RLock()  # another thread of the parent may have held it
+    while _own:
+        _own.pop().disown()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -275,7 +361,7 @@ def membership() -> SupervisorConnection:
     SupervisorDiedError
         The supervisor of this process, which is no root, has ended.
     ForkedRankError
-        This process was forked from another one, not through `prepare_fork`.
+        This process was forked from another one, not through `Fork`.
     """
     member = current_membership()
     root = _root()
@@ -304,9 +390,9 @@ def _begin() -> SupervisorConnection:
             root = None
         if root is None:
             root = _roots[os.getpid()] = RootSupervisor()
-            _at_exit[:] = [Finalize(None, stop, exitpriority=_LAST)]
+            Finalize(None, stop, exitpriority=_LAST)
         member = root.member
-    set_current(member)
+    _current[:] = [member]
     return member
 
 
@@ -324,9 +410,7 @@ def stop() -> None:
 def _stop_supervisor() -> None:
     root = _roots.pop(os.getpid(), None)
     if root is not None:
-        set_current(None)
-        while _at_exit:
-            _at_exit.pop().cancel()
+        _current.clear()
         root.stop()
 
 
@@ -371,7 +455,7 @@ class InheritedConnection:
     """
 
     def __init__(self, member: SupervisorConnection, *, daemon: bool, inherits: bool = False) -> None:
-        self.parents = -1 if member.lifeline is None else member.lifeline.fileno()
+        self.parents = -1 if member.lifeline is None else member.lifeline.reading
         self.lifeline = prepared(self.parents) if self.parents >= 0 else None
         try:
             self.connection = introduce(member.broker, daemon=daemon, inherits=inherits)
@@ -385,14 +469,6 @@ class InheritedConnection:
         self.connection.close()
         if self.lifeline is not None:
             self.lifeline.close()
-
-
-def introduce_guest(*, daemon: bool) -> InheritedConnection:
-    """Introduce a process that is about to be started in a fresh interpreter, or by a fork server.
-
-    Parameters and errors are those of `InheritedConnection` and `membership`.
-    """
-    return InheritedConnection(membership(), daemon=daemon)
 
 
 def begin_as_guest(connection: int, *, lifeline: int = -1) -> SupervisorConnection:
@@ -433,38 +509,39 @@ def begin_as_guest(connection: int, *, lifeline: int = -1) -> SupervisorConnecti
         raise
     begin_in_session(broker)
     member = SupervisorConnection(broker, line)
-    set_current(member)
+    _current[:] = [member]
     return member
 
 
-@functools.cache
-def _sharing() -> Any:
-    return importlib.import_module("nbparallel.sharing")  # importing this package is cheap
-
-
 class Fork:
-    """One fork, from before to after it; `prepare_fork` makes it.
+    """One fork, from before to after it: the child will hold what this process holds now.
 
     Exactly one of `parent` and `child` is called next, in the same thread: until then no other
     thread of the process can use shared arrays.
 
     What the child needs is made before the fork: each page that it touches has to be copied.
+
+    Parameters
+    ----------
+    daemon : bool
+        Whether the child ends with this process, however that ends; otherwise with the root process only.
     """
 
     def __init__(self, member: SupervisorConnection, *, daemon: bool) -> None:
-        self._sharing = _sharing()
-        self._member, self._store = member, self._sharing.current_store()
+        from nbparallel import sharing
+
+        self._sharing, self._member, self._store = sharing, member, sharing.current_store()
         inherited = self._store.prepare_fork(member.broker)
         try:
             self._inherited = inherited or []
-            holds = inherited is not None or member.reads_mail  # else the child has nothing to hold
-            self._ends = InheritedConnection(member, daemon=daemon, inherits=holds)
+            holds = inherited is not None or bool(member.mailboxes)  # else the child has nothing to hold
+            self._ends = member.introduce(daemon=daemon, inherits=holds)
         except BaseException:
             self._store.fork_done()
             raise
         self._connected = IntroducedClient(self._ends.connection)
         self._child = SupervisorConnection(self._connected.client, self._ends.lifeline)
-        self._child.inherit_mailboxes(member)
+        self._child.mailboxes = dict(member.mailboxes)
 
     def parent(self) -> None:
         """Go on in the parent, also after a fork that failed: the connection has no other end then."""
@@ -490,21 +567,5 @@ class Fork:
         if self._inherited:
             self._sharing.current_store().inherit(self._inherited, broker)
         child.pid = pid
-        set_current(child)
+        _current[:] = [child]
         return child
-
-
-def prepare_fork(*, daemon: bool) -> Fork:
-    """Prepare for a fork: the child will hold what this process holds now.
-
-    Parameters
-    ----------
-    daemon : bool
-        Whether the child ends with this process, however that ends; otherwise with the root process only.
-
-    Raises
-    ------
-    StartError, ChannelClosedError, ForkedRankError
-        As `membership` does, and where the supervisor has just ended.
-    """
-    return Fork(membership(), daemon=daemon)
