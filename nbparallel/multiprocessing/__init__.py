@@ -15,8 +15,8 @@ if typing.TYPE_CHECKING:  # its name alone would be one more of ours; the librar
     from multiprocessing import *  # noqa: F403
     from multiprocessing import reducer as reducer
 
+    from nbparallel.multiprocessing.workers.batches import default_collate as default_collate
     from nbparallel.multiprocessing.workers.batches import get_worker_info as get_worker_info
-    from nbparallel.multiprocessing.workers.collation import default_collate as default_collate
     from nbparallel.multiprocessing.workers.data_loader import DataLoader as DataLoader
     from nbparallel.multiprocessing.workers.executor import Executor as Executor
     from nbparallel.multiprocessing.workers.executor import register_joblib as register_joblib
@@ -36,9 +36,8 @@ if typing.TYPE_CHECKING:  # its name alone would be one more of ours; the librar
 
 _OURS = {
     ".workers.executor": ("Executor", "register_joblib"),
-    ".workers.collation": ("default_collate",),
     ".workers.data_loader": ("DataLoader",),
-    ".workers.batches": ("get_worker_info",),
+    ".workers.batches": ("default_collate", "get_worker_info"),
     ".workers.spawned_processes": (
         "ProcessContext",
         "ProcessException",

@@ -2,9 +2,9 @@
 
 There is one kind of connection: a socket that is read frame by frame, an outbox, and a *kind* that acts on
 what is special: `main` (kernel and ranks), `worlds` (processes that clients have started, or that form a
-world), `external` (a world that another program started).  What is about segments goes to the ledger from all
-of them alike.  A client that breaks the protocol is its kind's to judge: a rank is killed, another's program
-is disconnected.
+world), `external_world` (one that another program started).  What is about segments goes to the ledger from
+all of them alike.  A client that breaks the protocol is its kind's to judge: a rank is killed, another's
+program is disconnected.
 """
 
 from __future__ import annotations

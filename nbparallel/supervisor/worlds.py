@@ -3,7 +3,7 @@
 ::
 
     client ─segments──  MEET(place) with one end of a socketpair; LEAVE_WORLD
-          ──socketpair──  JOIN ABORT_JOIN -> <- JOINED REFUSED, as with `external.world`
+          ──socketpair──  JOIN ABORT_JOIN -> <- JOINED REFUSED, as with `external_world`
 
 Nothing is started and nothing has a name: those that name the same place meet.  They stay the clients that
 they are, so that arrays and messages of theirs go on as before.  The supervisor writes the death records.
@@ -93,23 +93,68 @@ def _of_pidfd(pidfd: int) -> int | None:
     return status if mask & _HAS_STATUS else None
 
 
-# Membership of a world that is being formed: which ranks have joined, and whether they are compatible.
-#
-# A pure state machine, as the ledger: no socket, no clock.
-
-
-class Membership:
-    """The processes that have joined, by rank.
+class WorldMember(Client):
+    """A connection over which a process joins a world.
 
     Attributes
     ----------
+    rank : int
+        -1: it has not sent JOIN.
+    client : int
+        Client number of the process, if it has said ``MEET``.
+    place : bytes
+        What that named.
+    """
+
+    rank = -1
+    process = Process(0, 0)
+    client = -1
+    place = b""
+    world: World | None = None
+
+
+class World:
+    """One world, before and after it is formed.
+
+    Attributes
+    ----------
+    members : list of WorldMember
+        Those that have joined, and have neither left nor ended.
     world_size : int
         How many there will be, by the first JOIN; 0 before it.
+    view : ControlView or None
+        None: it is not formed yet.
+    parcels : list of int
+        Hold what ranks that left had sent, until the world ends.
     """
 
     def __init__(self) -> None:
+        self.members: list[WorldMember] = []
         self.world_size = 0
         self._entries: dict[int, tuple[Join, Process]] = {}
+        """Those that have joined, by rank."""
+        self.view: ControlView | None = None
+        self.parcels: list[int] = []
+
+    def act_on(
+        self, member: WorldMember, frame: Frame, begin: Callable[[], None]
+    ) -> tuple[Reason, str] | None:
+        """Act on a frame of a process that joins; return why no world can be formed.
+
+        With the last one the world is formed: `begin` is called, and all are notified.
+        """
+        if frame.kind is Kind.JOIN and member.world is None:
+            join = Join.unpack(frame.payload)
+            member.rank, member.process = join.rank, process_of(peer_of(member.socket)[0])
+            member.world = self
+            self.members.append(member)
+            problem = self.enter(join, member.process) or (self._form(begin) if self.complete else "")
+            return (Reason.WRONG, problem) if problem else None
+        if frame.kind is Kind.ABORT_JOIN and member.world is not None:
+            seconds = AbortJoin.unpack(frame.payload).seconds
+            text = f"rank {member.rank} has waited {seconds:g} s for {self.missing}, which did not join"
+            return Reason.LATE, text
+        raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
 
     def enter(self, join: Join, process: Process) -> str:
         """Record a process; return why no world can be formed, empty if one can.
@@ -151,8 +196,8 @@ class Membership:
         return rank_list(rank for rank in range(self.world_size) if rank not in self._entries)
 
     @property
-    def members(self) -> tuple[Process, ...]:
-        """The processes that have joined, in rank order."""
+    def processes(self) -> tuple[Process, ...]:
+        """Those that have joined, in rank order."""
         return tuple(process for _, (_, process) in sorted(self._entries.items()))
 
     @property
@@ -160,66 +205,18 @@ class Membership:
         """How many CPUs they may use together: a launcher may have bound each to its own."""
         return len({cpu for join, _ in self._entries.values() for cpu in join.cpus})
 
-
-class WorldMember(Client):
-    """A connection over which a process joins a world.
-
-    Attributes
-    ----------
-    rank : int
-        -1: it has not sent JOIN.
-    client : int
-        Client number of the process, if it has said ``MEET``.
-    place : bytes
-        What that named.
-    """
-
-    rank = -1
-    process = Process(0, 0)
-    client = -1
-    place = b""
-    world: World | None = None
-
-
-class World:
-    """One world, before and after it is formed.
-
-    Attributes
-    ----------
-    members : list of WorldMember
-        Those that have joined, and have neither left nor ended.
-    view : ControlView or None
-        None: it is not formed yet.
-    parcels : list of int
-        Hold what ranks that left had sent, until the world ends.
-    """
-
-    def __init__(self) -> None:
-        self.membership = Membership()
-        self.members: list[WorldMember] = []
-        self.view: ControlView | None = None
-        self.parcels: list[int] = []
-
-    def enter(self, member: WorldMember, join: Join) -> str:
-        """Record a process that joins; return why no world can be formed, empty if one can."""
-        member.rank, member.process = join.rank, process_of(peer_of(member.socket)[0])
-        member.world = self
-        self.members.append(member)
-        return self.membership.enter(join, member.process)
-
-    def form(self, prepare: Callable[[], None]) -> str:
-        """Make the control segment, `prepare`, and notify all; return why not, empty if it is done."""
-        size = self.membership.world_size
+    def _form(self, begin: Callable[[], None]) -> str:
+        """Make the control segment, and notify all; return why not, empty if it is done."""
         try:
-            fd = control.create(size, 1, label="world")
+            fd = control.create(self.world_size, 1, label="world")
         except OSError as error:
-            return f"there is no memory for a world of {size}: {error}"
+            return f"there is no memory for a world of {self.world_size}: {error}"
         mine = -1
         try:
             mine = os.pidfd_open(os.getpid())
-            prepare()
+            begin()
             self.view = ControlView(fd)
-            payload = Joined(usable_cpus(self.membership.cpus), self.membership.members).pack()
+            payload = Joined(usable_cpus(self.cpus), self.processes).pack()
             for member in list(self.members):
                 member.outbox.send(Kind.JOINED, payload, [fd, mine])
         finally:
@@ -228,16 +225,10 @@ class World:
                 os.close(mine)
         return ""
 
-    def late_text(self, member: WorldMember, frame: Frame) -> str:
-        """Return what is said when a member has waited long enough (ABORT_JOIN)."""
-        seconds = AbortJoin.unpack(frame.payload).seconds
-        missing = self.membership.missing
-        return f"rank {member.rank} has waited {seconds:g} s for {missing}, which did not join"
-
     def lost_text(self, member: WorldMember) -> str:
         """Return what is said when a member is gone too early."""
         whose = f"rank {member.rank} (process {member.process.pid})"
-        return f"{whose} left or ended before {self.membership.missing} had joined"
+        return f"{whose} left or ended before {self.missing} had joined"
 
 
 class ClientWorlds:
@@ -276,25 +267,17 @@ class ClientWorlds:
         """Act on a frame of a client that meets others."""
         if member not in self._waiting:
             return  # it is refused, or gives up a world that has just been formed
-        world = member.world
-        if frame.kind is Kind.JOIN and world is None:
-            join = Join.unpack(frame.payload)
+        if (world := member.world) is None:
             self._check_alone(member)
             world = self._forming.setdefault(member.place, World())
-            problem = world.enter(member, join)
-            if not problem and world.membership.complete:
-                problem = world.form(partial(self._begin, world))
-            if problem:
-                self._refuse(world, Reason.WRONG, problem)
-        elif frame.kind is Kind.ABORT_JOIN and world is not None:
-            self._refuse(
-                world,
-                Reason.LATE,
-                f"{world.late_text(member, frame)}. The ranks of this world are processes that one notebook "
-                "or script has started with nbparallel.multiprocessing, without that itself",
-            )
-        else:
-            raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
+        if (problem := world.act_on(member, frame, partial(self._begin, world))) is not None:
+            reason, text = problem
+            if reason is Reason.LATE:
+                text += (
+                    ". The ranks of this world are processes that one notebook or script has started with "
+                    "nbparallel.multiprocessing, without that itself"
+                )
+            self._refuse(world, reason, text)
 
     def _begin(self, world: World) -> None:
         self._end_forming(world)

@@ -196,6 +196,10 @@ def difference(payload: bytes) -> str:
         raise ProtocolError(f"a RANK_READY frame without versions: {payload[:20]!r}") from error
 
 
+SOCKET, DRAFT = "socket", "socket.new"
+"""Names in the directory where processes meet that another program started."""
+
+
 def peer_of(sock: socket.socket) -> tuple[int, int]:
     """Return (pid, user id) of the process at the other end, as reported by the kernel.
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.worlds import Membership, exit_status
+from nbparallel.supervisor.worlds import World, exit_status
 from nbparallel.wire.identity import Join, Process, process_of
 
 
@@ -23,15 +23,15 @@ def _join(rank: int, size: int = 3, versions: str = "1", cpus: tuple[int, ...] =
 @given(st.permutations(range(5)))
 def test_any_order_of_arrival_is_fine(order: list[int]) -> None:
     """The world is complete with the last rank, whoever that is; until then it says who is missing."""
-    membership = Membership()
+    world = World()
     for count, rank in enumerate(order):
-        assert not membership.complete
-        assert membership.enter(_join(rank, 5, cpus=(rank // 2, 7)), Process(100 + rank, 1)) == ""
+        assert not world.complete
+        assert world.enter(_join(rank, 5, cpus=(rank // 2, 7)), Process(100 + rank, 1)) == ""
         for other in order[count + 1 :]:
-            assert str(other) in membership.missing or "-" in membership.missing
-    assert membership.complete
-    assert membership.members == tuple(Process(100 + rank, 1) for rank in range(5))
-    assert membership.cpus == 4  # 0, 1, 2 and 7: each counted once
+            assert str(other) in world.missing or "-" in world.missing
+    assert world.complete
+    assert world.processes == tuple(Process(100 + rank, 1) for rank in range(5))
+    assert world.cpus == 4  # 0, 1, 2 and 7: each counted once
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_any_order_of_arrival_is_fine(order: list[int]) -> None:
 )
 def test_those_who_do_not_fit_are_named(second: Join, said: str) -> None:
     """Both processes and what each says stand in the message, and nobody is counted twice."""
-    membership = Membership()
-    assert membership.enter(_join(0), Process(10, 1)) == ""
-    problem = membership.enter(second, Process(11, 1))
+    world = World()
+    assert world.enter(_join(0), Process(10, 1)) == ""
+    problem = world.enter(second, Process(11, 1))
     with pytest.raises(AssertionError, match=said):
         raise AssertionError(problem)
-    assert not membership.complete
+    assert not world.complete
 
 
 @pytest.mark.parametrize(

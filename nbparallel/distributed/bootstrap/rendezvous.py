@@ -30,9 +30,8 @@ from nbparallel.errors import (
     StartError,
     SupervisorDiedError,
 )
-from nbparallel.supervisor.external.listener import DRAFT, SOCKET
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import AbortJoin, Join, Joined, Reason, Refused, peer_of
+from nbparallel.wire.identity import DRAFT, SOCKET, AbortJoin, Join, Joined, Reason, Refused, peer_of
 from nbparallel.wire.segments import Meet
 from nbparallel.wire.system import without_debugger
 
@@ -46,7 +45,7 @@ START_SECONDS = 60.0
 """A generous bound for an interpreter that only has to start and fork."""
 _PARENT = str(Path(__file__).resolve().parents[3])
 _CODE = (
-    "import sys; sys.path.append(sys.argv[1]); from nbparallel.supervisor.external.world import main; "
+    "import sys; sys.path.append(sys.argv[1]); from nbparallel.supervisor.external_world import main; "
     "main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])"
 )
 

@@ -35,10 +35,10 @@ from nbparallel.multiprocessing.workers.batches import (
     BatchMaker,
     EndOfStream,
     begin_worker,
+    default_collate,
     describe,
     make_batch,
 )
-from nbparallel.multiprocessing.workers.collation import default_collate
 from nbparallel.multiprocessing.workers.executor import CallPool, IdlePool
 
 

@@ -99,7 +99,7 @@ class Launcher:
     def supervisors(self) -> list[ProcessRecord]:
         """Return the supervisors of worlds of this test run."""
         mark = os.environ[processes.MARK]
-        return [r for r in processes.family(os.getpid(), mark) if "supervisor.external.world" in r.command]
+        return [r for r in processes.family(os.getpid(), mark) if "supervisor.external_world" in r.command]
 
     def places(self) -> list[str]:
         """Return what lies where worlds meet."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel.supervisor.external.listener import SOCKET
 from nbparallel.testing.waiting import wait_until
+from nbparallel.wire.identity import SOCKET
 from tests.distributed.bootstrap.started import Launcher, end_supervisor, only_supervisor
 from tests.faults.security.test_other_users import as_another_user
 

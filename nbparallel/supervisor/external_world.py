@@ -17,18 +17,96 @@ known only then.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.children import SENT_BY_PEOPLE, raise_file_limit, reset_signals
 from nbparallel.supervisor.clients import Clients, is_ready
-from nbparallel.supervisor.external.listener import Listener
 from nbparallel.supervisor.worlds import KINDS, IntroducedClients, World, WorldMember, exit_status
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import Join, Reason, Refused, client_of
+from nbparallel.wire.identity import DRAFT, SOCKET, Reason, Refused, client_of, peer_of
+
+# The listening socket to which processes that nbparallel did not start connect for their supervisor.
+#
+# It is open only until all have connected; then nothing of it has a name any more.
+#
+# Some facts about named Unix sockets (unix(7), socket(7), flock(2)):
+#
+# * connecting needs the right to enter the directory and to write to the socket, whose mode is the umask's;
+# * ``SO_PEERCRED`` names the process at the other end, as reported by the kernel;
+# * renaming a socket does not change what it leads to: a name that appears after `listen` never refuses;
+# * a lock by `flock` belongs to the open file and goes with the last process that has it open, however that
+#   ends: an unlocked directory has no process behind it.
+
+BACKLOG = 1024
+_PASSING = frozenset({errno.EAGAIN, errno.ECONNABORTED, errno.EINTR, errno.ENOMEM, errno.ENOBUFS})
+
+
+class Listener:
+    """The socket, its directory, and the lock of that; owns all three.
+
+    Parameters
+    ----------
+    place : int
+        Descriptor of the directory, which is locked and holds no socket.
+    path : str
+        Where it is, to be removed with the socket.
+    """
+
+    def __init__(self, place: int, path: str) -> None:
+        self._place, self._path = place, path
+        os.umask(0o077)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        os.fchdir(place)  # a socket's path has 107 bytes at most, the directory's may have more
+        self._socket.bind(DRAFT)
+        self._socket.listen(BACKLOG)
+        os.rename(DRAFT, SOCKET)
+        os.chdir("/")
+
+    def fileno(self) -> int:
+        """Return the descriptor, for poll."""
+        return self._socket.fileno()
+
+    def accept(self) -> Iterator[socket.socket]:
+        """Yield a socket for every process of this user that has connected; others are disconnected unread.
+
+        Raises
+        ------
+        OSError
+            There is no descriptor left for another one.
+        """
+        while self._socket.fileno() >= 0:
+            try:
+                sock, _ = self._socket.accept()
+            except OSError as error:
+                if error.errno in _PASSING:
+                    return
+                raise
+            if peer_of(sock)[1] == os.geteuid():
+                yield sock
+            else:
+                sock.close()
+
+    def close(self) -> None:
+        """Remove the names, then release the lock (idempotent)."""
+        if self._place < 0:
+            return
+        self._socket.close()
+        try:
+            os.unlink(SOCKET, dir_fd=self._place)
+            here, there = os.fstat(self._place), os.lstat(self._path)
+            if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+                os.rmdir(self._path)
+        except OSError:
+            pass  # another process has removed it, or put something else there
+        os.close(self._place)
+        self._place = -1
 
 
 class ExternalWorld:
@@ -75,18 +153,6 @@ class ExternalWorld:
     def _add_member(self, sock: socket.socket) -> None:
         self._members.append(WorldMember(self._clients, sock, self))
 
-    def _join(self, member: WorldMember, frame: Frame) -> None:
-        join = Join.unpack(frame.payload)
-        if member.rank >= 0 or len(frame.fds) != 1:
-            raise ProtocolError("a JOIN frame that no process of nbparallel sends")
-        member.pidfd = frame.fds.pop()
-        self._clients.event_loop.add(member.pidfd, lambda: self._on_death(member))
-        problem = self._world.enter(member, join)
-        if not problem and self._world.membership.complete:
-            problem = self._world.form(self._begin)
-        if problem:
-            self._refuse(Reason.WRONG, problem)
-
     def _begin(self) -> None:
         self._close_listener()  # removes its names, so that the next world can use them
         for member in [member for member in self._members if member.rank < 0]:
@@ -128,12 +194,14 @@ class ExternalWorld:
                 self._introduced.received(member, frame)
             else:
                 self._clients.pass_on(member, frame)
-        elif frame.kind is Kind.JOIN:
-            self._join(member, frame)
-        elif frame.kind is Kind.ABORT_JOIN and member.rank >= 0:
-            self._refuse(Reason.LATE, self._world.late_text(member, frame))
-        else:
-            raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
+            return
+        if frame.kind is Kind.JOIN and member.world is None:
+            if len(frame.fds) != 1:
+                raise ProtocolError("a JOIN frame that no process of nbparallel sends")
+            member.pidfd = frame.fds.pop()
+            self._clients.event_loop.add(member.pidfd, lambda: self._on_death(member))
+        if (problem := self._world.act_on(member, frame, self._begin)) is not None:
+            self._refuse(*problem)
 
     # going ------------------------------------------------------------------------------------------
 
