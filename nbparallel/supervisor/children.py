@@ -125,6 +125,16 @@ def reset_signals() -> None:
             continue
 
 
+def become_supervisor(*fds: int) -> None:
+    """Prepare a process that supervises others: people's signals do not end it, `fds` are its own."""
+    reset_signals()
+    raise_file_limit()
+    for number in SENT_BY_PEOPLE:
+        signal.signal(number, signal.SIG_IGN)
+    for fd in fds:
+        os.set_inheritable(fd, False)
+
+
 @dataclass(frozen=True, slots=True)
 class ChildExit:
     """How a child ended."""

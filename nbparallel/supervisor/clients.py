@@ -187,7 +187,8 @@ class SupervisorEventLoop:
             # Not with something there: a client that sends much would be read one frame at a time.
             if not ready(self._poll, 0):
                 time.sleep(LINGER_SECONDS)
-        for fd, events in ready(self._poll, _milliseconds(seconds) if block else 0):
+        milliseconds = None if seconds is None else 1000 * seconds + 1
+        for fd, events in ready(self._poll, milliseconds if block else 0):
             box_ready = self._outboxes.get(fd) if events & select.POLLOUT else None
             if box_ready is not None:
                 box_ready.flush()
@@ -196,24 +197,12 @@ class SupervisorEventLoop:
                 handler()
 
 
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds + 1
-
-
 def take(sock: socket.socket) -> Frame | bool | None:
     """Return a frame, None at the end of the stream, False when nothing is there."""
     try:
         return frames.receive(sock, largest=LARGEST_PAYLOAD)
     except OSError as error:
         return False if isinstance(error, BlockingIOError) or error.errno in frames.PASSING else None
-
-
-def take_or_end(sock: socket.socket) -> Frame | bool | None:
-    """Do what `take` does, where damage is the end as well."""
-    try:
-        return take(sock)
-    except ProtocolError:
-        return None
 
 
 def readable(*socks: socket.socket) -> set[int]:

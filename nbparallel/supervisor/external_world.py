@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
 
 from nbparallel.errors import ProtocolError
-from nbparallel.supervisor.children import SENT_BY_PEOPLE, raise_file_limit, reset_signals
+from nbparallel.supervisor.children import become_supervisor
 from nbparallel.supervisor.clients import Clients, is_ready
 from nbparallel.supervisor.worlds import KINDS, IntroducedClients, World, WorldMember, exit_status
 from nbparallel.wire.frames import Frame, Kind
@@ -245,10 +244,5 @@ def main(place: int, first: int, path: str) -> None:
     """Run a world's supervisor over inherited descriptors; the process that calls this exits immediately."""
     if os.fork():
         os._exit(0)
-    reset_signals()
-    raise_file_limit()
-    for number in SENT_BY_PEOPLE:
-        signal.signal(number, signal.SIG_IGN)
-    for fd in (place, first):
-        os.set_inheritable(fd, False)
+    become_supervisor(place, first)
     ExternalWorld(Listener(place, path), socket.socket(fileno=first)).run()

@@ -41,9 +41,8 @@ from nbparallel.supervisor.children import (
     adopt_orphans,
     death_message,
     mark_children,
-    reset_signals,
 )
-from nbparallel.supervisor.clients import Client, Clients, Outbox, SupervisorEventLoop, take, take_or_end
+from nbparallel.supervisor.clients import Client, Clients, take
 from nbparallel.supervisor.sweep import remove_leftovers, sweep_and_notify
 from nbparallel.supervisor.worlds import KINDS, IntroducedClients
 from nbparallel.wire.control import ControlView
@@ -59,8 +58,8 @@ class TemplateProcess:
 
     Parameters
     ----------
-    event_loop : SupervisorEventLoop
-        Watches the template's socket.
+    clients : Clients
+        Read the template's socket.
     log : int
         Descriptor for its output.
     on_fork : callable
@@ -78,22 +77,21 @@ class TemplateProcess:
 
     def __init__(
         self,
-        event_loop: SupervisorEventLoop,
+        clients: Clients,
         log: int,
         on_fork: Callable[[int, int], None],
         on_refused: Callable[[int, int], None],
     ) -> None:
-        self._event_loop, self._log = event_loop, log
+        self._clients, self._log = clients, log
         self._on_fork, self._on_refused = on_fork, on_refused
-        self._socket: socket.socket | None = None
-        self._outbox: Outbox | None = None
+        self._client: Client | None = None
         self.pid = 0
         self.ready = False
 
     @property
     def connected(self) -> bool:
         """Whether it takes requests."""
-        return self._socket is not None
+        return self._client is not None
 
     def start(self, argv: Sequence[str]) -> None:
         """Start one; `OSError` if the system refuses it."""
@@ -110,13 +108,12 @@ class TemplateProcess:
             except OSError:
                 mine.close()
                 raise
-        self._socket, self.ready = mine, False
-        self._outbox = self._event_loop.add_socket(mine, self._on_frame)
+        self._client, self.ready = Client(self._clients, mine, self), False
 
     def fork(self, rank: int, client: int, fds: Sequence[int]) -> None:
         """Request a rank, which gets the descriptors `fds`."""
-        assert self._outbox is not None, "the caller has started one"
-        self._outbox.send(Kind.FORK, json.dumps({"rank": rank, "client": client}).encode(), fds)
+        assert self._client is not None, "the caller has started one"
+        self._client.outbox.send(Kind.FORK, json.dumps({"rank": rank, "client": client}).encode(), fds)
 
     def is_lost(self, pid: int) -> bool:
         """Whether template `pid`, which was to fork a rank, cannot do it any more.
@@ -127,37 +124,35 @@ class TemplateProcess:
 
     def close(self) -> None:
         """Disconnect: at the end of its socket the template exits."""
-        if self._socket is not None:
-            self._event_loop.forget(self._socket)
-            self._socket = self._outbox = None
+        if self._client is not None:
+            self._clients.forget(self._client)
+            self._client = None
 
     def exited(self) -> None:
         """Read what it had still sent, after it has died."""
         self.pid = 0
-        while self._socket is not None and isinstance(frame := take(self._socket), Frame):
-            self._handle(frame)
+        if self._client is not None:
+            self._clients.drain(self._client)
         self.close()
 
-    def _on_frame(self) -> None:
-        assert self._socket is not None
-        frame = take(self._socket)
-        if frame is None:
-            self.close()
-        elif isinstance(frame, Frame):
-            self._handle(frame)
+    def received(self, client: Client, frame: Frame) -> None:
+        """Act on its frame."""
+        if frame.kind is Kind.TEMPLATE_READY:
+            self.ready = True
+        elif frame.kind is Kind.FORKED:
+            fields = json.loads(frame.payload)
+            if fields["pid"]:
+                self._on_fork(fields["client"], fields["pid"])
+            else:
+                self._on_refused(fields["client"], fields["errno"])
 
-    def _handle(self, frame: Frame) -> None:
-        try:
-            if frame.kind is Kind.TEMPLATE_READY:
-                self.ready = True
-            elif frame.kind is Kind.FORKED:
-                fields = json.loads(frame.payload)
-                if fields["pid"]:
-                    self._on_fork(fields["client"], fields["pid"])
-                else:
-                    self._on_refused(fields["client"], fields["errno"])
-        finally:
-            frame.close()
+    def disconnected(self, client: Client) -> None:
+        """Act on the end of its socket."""
+        self.close()
+
+    def broke(self, client: Client, error: Exception) -> None:
+        """Act on damage."""
+        self.close()
 
 
 LEAVE_SECONDS = 0.5
@@ -175,13 +170,12 @@ class Supervisor:
         self._event_loop = self._clients.event_loop
         self._ranks: dict[int, RankProcess] = {}
         self._unnamed_exits: dict[int, ChildExit] = {}
-        self._template = TemplateProcess(self._event_loop, log, self._set_pid, self._on_refused)
+        self._template = TemplateProcess(self._clients, log, self._set_pid, self._on_refused)
         self._control_view: ControlView | None = None
         self._options: dict[str, Any] = {}
         self._grace: float | None = None
         self._orphans = Orphans()
-        self._control = control
-        self._control_outbox = self._event_loop.add_socket(control, self._on_control)
+        self._control = Client(self._clients, control, self)
         self._sweep: Iterator[None] | None = None
         self._clients.admit(Client(self._clients, segments, self), 0)
         self._introduced = IntroducedClients(self._clients)
@@ -210,14 +204,10 @@ class Supervisor:
     def _receive_last_names(self) -> None:
         """Read which names dead ranks had still announced: the server removes all that it knows of."""
         for number, client in self._clients.by_number.items():
-            while client.socket.fileno() >= 0 and isinstance(frame := take_or_end(client.socket), Frame):
-                try:
+            with suppress(ProtocolError):
+                while client.socket.fileno() >= 0 and isinstance(frame := take(client.socket), Frame):
                     for item in self._clients.server.receive(number, frame):
                         item.close()
-                except ProtocolError:
-                    break
-                finally:
-                    frame.close()
 
     def _leave(self, grace: float) -> None:
         self._grace = grace
@@ -225,42 +215,31 @@ class Supervisor:
 
     # the kernel -------------------------------------------------------------------------------------
 
-    def _on_control(self) -> None:
-        frame = take(self._control)
-        if frame is False:
-            return
-        if frame is None:  # the kernel closed its end; its pidfd may be a moment late
-            self._leave(0.0)
-            return
-        assert isinstance(frame, Frame)
-        try:
-            if frame.kind is Kind.HELLO:
-                self._options = json.loads(frame.payload)
-                mark_children(os.getppid())
-                if self._options["start_method"] == "forkserver":
-                    self._start_template()
-                self._control_outbox.send(Kind.HELLO, json.dumps({"pid": os.getpid()}).encode())
-                self._sweep = sweep_and_notify(partial(self._control_outbox.send, Kind.SWEPT))
-            elif frame.kind is Kind.SPAWN:
-                self._spawn(frame)
-            elif frame.kind is Kind.EPOCH:
-                if self._control_view is not None:
-                    self._control_view.close()
-                self._control_view = ControlView(frame.fds[0])
-            elif frame.kind is Kind.KILL:
-                rank = self._ranks.get(json.loads(frame.payload)["client"])
-                if rank is not None:
-                    rank.kill()
-            elif frame.kind is Kind.LEDGER:
-                report = pack_report(self._clients.server.rows(), self._introduced.rows())
-                with suppress(
-                    SharedMemoryFullError, FileDescriptorLimitError
-                ):  # the question ends after a second
-                    self._control_outbox.send(Kind.LEDGER, report, sequence=frame.sequence)
-            elif frame.kind is Kind.STOP:
-                self._leave(LEAVE_SECONDS)
-        finally:
-            frame.close()
+    def _on_control(self, frame: Frame) -> None:
+        if frame.kind is Kind.HELLO:
+            self._options = json.loads(frame.payload)
+            mark_children(os.getppid())
+            if self._options["start_method"] == "forkserver":
+                self._start_template()
+            self._control.outbox.send(Kind.HELLO, json.dumps({"pid": os.getpid()}).encode())
+            self._sweep = sweep_and_notify(partial(self._control.outbox.send, Kind.SWEPT))
+        elif frame.kind is Kind.SPAWN:
+            self._spawn(frame)
+        elif frame.kind is Kind.EPOCH:
+            if self._control_view is not None:
+                self._control_view.close()
+            self._control_view = ControlView(frame.fds[0])
+        elif frame.kind is Kind.KILL:
+            rank = self._ranks.get(json.loads(frame.payload)["client"])
+            if rank is not None:
+                rank.kill()
+        elif frame.kind is Kind.LEDGER:
+            report = pack_report(self._clients.server.rows(), self._introduced.rows())
+            # the question ends after a second
+            with suppress(SharedMemoryFullError, FileDescriptorLimitError):
+                self._control.outbox.send(Kind.LEDGER, report, sequence=frame.sequence)
+        elif frame.kind is Kind.STOP:
+            self._leave(LEAVE_SECONDS)
 
     # ranks ------------------------------------------------------------------------------------------
 
@@ -278,7 +257,7 @@ class Supervisor:
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             message = death_message(fields["rank"], number, refused=error.errno or 0)
-            self._control_outbox.send(Kind.DIED, message)
+            self._control.outbox.send(Kind.DIED, message)
             return
         rank = self._ranks[number] = RankProcess(self._clients, mine, self)
         rank.rank, rank.inode = fields["rank"], os.fstat(theirs.fileno()).st_ino
@@ -320,7 +299,9 @@ class Supervisor:
 
     def received(self, client: Client, frame: Frame) -> None:
         """Act on a frame of the kernel or a rank."""
-        if frame.kind is Kind.ANNOUNCE:
+        if client is self._control:
+            self._on_control(frame)
+        elif frame.kind is Kind.ANNOUNCE:
             self._on_announce(client.number, frame)
         elif frame.kind in KINDS:
             self._introduced.received(client, frame)
@@ -349,7 +330,7 @@ class Supervisor:
                 rank.kill()
             self._orphans.forget_pid(pid)
             fields = {"rank": rank.rank, "client": client, "pid": pid, "template": self._template.pid}
-            self._control_outbox.send(Kind.READY, json.dumps(fields).encode(), [pidfd])
+            self._control.outbox.send(Kind.READY, json.dumps(fields).encode(), [pidfd])
             self._event_loop.once(pidfd, self._on_children)  # a debugger that detaches may lose a SIGCHLD
             rank.pidfd, pidfd = pidfd, -1
         except ChildProcessError:
@@ -363,7 +344,7 @@ class Supervisor:
         A living one is killed: it could neither share memory nor report what it uses.  If the template died
         before it could name the process, nothing else will come.
         """
-        if not isinstance(client, RankProcess):  # the kernel: the session is over
+        if not isinstance(client, RankProcess):  # the kernel, whose pidfd may be a moment late
             self._leave(0.0)
             return
         self._clients.forget(client)
@@ -407,7 +388,7 @@ class Supervisor:
     def _report_template(self, template_exit: ChildExit, refused: int = 0) -> None:
         code, number = template_exit.exit_code, template_exit.signal_number
         fields = {"exit_code": code, "signal": number, "refused": refused}
-        self._control_outbox.send(Kind.START_FAILED, json.dumps(fields).encode())
+        self._control.outbox.send(Kind.START_FAILED, json.dumps(fields).encode())
 
     def _on_rank_exit(self, rank: RankProcess, child_exit: ChildExit | None) -> None:
         """Record a rank's death everywhere; None: the template died before it could name the process."""
@@ -425,20 +406,15 @@ class Supervisor:
             )
         self._clients.end(rank)
         self._introduced.end_with(rank.number)
-        self._control_outbox.send(Kind.DIED, rank.death_message(child_exit))
+        self._control.outbox.send(Kind.DIED, rank.death_message(child_exit))
 
 
 def main(control: int, segments: int, kernel: int, log: int) -> None:
     """Run a supervisor over inherited descriptors."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that came before it had its own session
-    reset_signals()
+    children.become_supervisor(control, segments, kernel, log)
     adopt_orphans()
-    children.raise_file_limit()
     children.use_batch_scheduling()
-    for number in children.SENT_BY_PEOPLE:
-        signal.signal(number, signal.SIG_IGN)
-    for fd in (control, segments, kernel, log):
-        os.set_inheritable(fd, False)
     Supervisor(socket.socket(fileno=control), socket.socket(fileno=segments), kernel, log).run()
 
 

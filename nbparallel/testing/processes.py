@@ -11,15 +11,13 @@ Some facts about finding processes (proc(5), pid_namespaces(7)):
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbparallel.supervisor.children import environment
+from nbparallel.supervisor.children import environment, kill_where
 from nbparallel.wire.identity import process_state
-from nbparallel.wire.system import is_ready
 
 MARK = "NBP_TEST_RUN"
 """Environment variable that names the test run which a process belongs to."""
@@ -122,40 +120,24 @@ def _lineage(record: ProcessRecord, known: dict[int, ProcessRecord]) -> Iterator
 
 
 def kill(records: Iterable[ProcessRecord], *, wait_seconds: float = 2.0) -> list[ProcessRecord]:
-    """Kill these processes, and only these: the pidfd is checked against the start time.
+    """Kill these processes, and only these: none that has the number of one that has ended.
 
     Returns
     -------
     list of ProcessRecord
         Those that did not end within `wait_seconds`.
     """
-    held: list[tuple[int, ProcessRecord]] = []
-    left: list[ProcessRecord] = []
-    try:
-        for record in records:
-            try:
-                pidfd = os.pidfd_open(record.pid)
-            except OSError:
-                continue  # it is gone already
-            held.append((pidfd, record))
-            now = read(record.pid)
-            if now is not None and now.started == record.started:
-                _signal(pidfd)
-        deadline = time.monotonic() + wait_seconds
-        for pidfd, record in held:
-            if not is_ready(pidfd, max(0.0, deadline - time.monotonic())):
-                left.append(record)
-    finally:
-        for pidfd, _ in held:
-            os.close(pidfd)
-    return left
+    started = {record.pid: record for record in records}
 
+    def lives(pid: int) -> bool:
+        now = read(pid) if pid in started else None
+        return now is not None and now.started == started[pid].started and now.state != "Z"
 
-def _signal(pidfd: int) -> None:
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # it ended between opening and sending
+    kill_where(lives)
+    deadline = time.monotonic() + wait_seconds
+    while (left := [*filter(lives, started)]) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return [started[pid] for pid in left]
 
 
 def reap(records: Iterable[ProcessRecord]) -> None:
