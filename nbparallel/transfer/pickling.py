@@ -532,7 +532,7 @@ def dump_with_globals(
 
 
 def _bind_globals(
-    parts: Globals, store: ArrayStore, broker: Any, main_globals: dict[str, Any], *, match_classes: bool
+    parts: Globals, _digests: Mapping[str, bytes], main_globals: dict[str, Any], load: Callable[..., Any]
 ) -> None:
     """Bind the globals that `main_globals` lacks, all or none."""
     values = {}
@@ -544,9 +544,7 @@ def _bind_globals(
                 f"a function that was sent here reads the global {name!r}, which this rank lacks and which "
                 f"cannot be sent ({part}); assign {name!r} on this rank first"
             )
-        values[name] = loads(
-            part, store, broker=broker, main_globals=main_globals, name=name, match_classes=match_classes
-        )
+        values[name] = load(part, name=name)
     main_globals.update(values)
 
 
@@ -559,6 +557,7 @@ def loads(
     name: str | None = None,
     match_classes: bool = True,
     ties: Ties | None = None,
+    bind: Callable[..., None] = _bind_globals,
 ) -> Any:
     """Rebuild the object that `dumps` turned into `data`.
 
@@ -574,6 +573,8 @@ def loads(
         same cell understand each other's instances.
     ties : Ties, optional
         Which tensors inside are those of other messages.
+    bind : callable
+        Binds what this process takes of the globals that came along, by default those that it lacks.
 
     Raises
     ------
@@ -587,9 +588,10 @@ def loads(
     try:
         if message[: len(PLAIN)] == PLAIN:
             return pickle.loads(message[len(PLAIN) :])
-        message, parts, _ = split_globals(message)
+        message, parts, digests = split_globals(message)
         if parts:
-            _bind_globals(parts, store, broker, main_globals, match_classes=match_classes)
+            options = {"broker": broker, "main_globals": main_globals, "match_classes": match_classes}
+            bind(parts, digests, main_globals, partial(loads, store=store, **options))
         stream, buffers = parse_message(message, store, broker)
         return unpickle(stream, buffers, store, broker, main_globals, match_classes=match_classes, ties=ties)
     except (NbParallelError, MemoryError):

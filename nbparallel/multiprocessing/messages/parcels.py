@@ -25,12 +25,11 @@ import traceback
 import types
 import weakref
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import pool
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nbparallel.errors import (
     ForkedRankError,
@@ -160,17 +159,16 @@ def supervised() -> AbstractContextManager[None]:
     return household.supervised()
 
 
-class CarriedMailboxes:
-    """Collects the mailboxes whose reading ends are pickled in this thread while it is in use."""
-
-    def __enter__(self) -> list[int]:
-        self._outer = getattr(_carried, "mailboxes", None)
-        found: list[int] = []
-        _carried.mailboxes = found
-        return found
-
-    def __exit__(self, *_: object) -> None:
-        _carried.mailboxes = self._outer
+@contextmanager
+def _carried_mailboxes() -> Iterator[list[int]]:
+    """Collect the mailboxes whose reading ends are pickled in this thread in the block."""
+    outer: list[int] | None = getattr(_carried, "mailboxes", None)
+    found: list[int] = []
+    _carried.mailboxes = found
+    try:
+        yield found
+    finally:
+        _carried.mailboxes = outer
 
 
 def note_carried(mailbox: int) -> None:
@@ -242,15 +240,6 @@ def _single_places(tasks: Sequence[Any]) -> frozenset[int]:
     return frozenset(identity for identity, count in arrays.items() if count == 1)
 
 
-class Packed(NamedTuple):
-    """An object as bytes."""
-
-    parcel: int
-    """Number of the parcel that holds its memory; 0: it needs none."""
-    data: bytes
-    """What `open_parcel` takes."""
-
-
 def pickle_message(
     obj: Any, mailbox: int = 0, copies: ArgumentCache | None = None, *, task: bool = False
 ) -> tuple[memoryview, int]:
@@ -258,10 +247,10 @@ def pickle_message(
     light = try_pickle(obj)
     if light is not None:
         return light, 0
-    packed = pack(obj, mailbox, copies, task=task)
+    parcel, data = pack(obj, mailbox, copies, task=task)
     file = io.BytesIO()
-    pickle.Pickler(file).dump(ReducedCall(open_parcel, *packed))
-    return memoryview(file.getvalue()), packed.parcel
+    pickle.Pickler(file).dump(ReducedCall(open_parcel, parcel, data))
+    return memoryview(file.getvalue()), parcel
 
 
 class ReducedCall:
@@ -280,8 +269,10 @@ def withdraw_parcel(parcel: int) -> None:
         member.take(parcel)
 
 
-def pack(obj: Any, mailbox: int = 0, copies: ArgumentCache | None = None, *, task: bool = False) -> Packed:
-    """Turn an object into bytes; a parcel holds the memory that they refer to until it is opened.
+def pack(
+    obj: Any, mailbox: int = 0, copies: ArgumentCache | None = None, *, task: bool = False
+) -> tuple[int, bytes]:
+    """Return what `open_parcel` takes: bytes, and the parcel that holds the memory that they refer to, or 0.
 
     `copies` are those of the call that the object is a task of (`ArgumentCache`).  A `task` maps the files of
     `numpy.memmap`; anything else, such as its result, has the values of this moment.
@@ -298,11 +289,11 @@ def pack(obj: Any, mailbox: int = 0, copies: ArgumentCache | None = None, *, tas
     """
     member = join_household()
     if member is None:
-        return Packed(0, _pickle(obj, _options(None, task=task)).data)
-    with supervised(), CarriedMailboxes() as carried:
+        return 0, _pickle(obj, _options(None, task=task)).data
+    with supervised(), _carried_mailboxes() as carried:
         options = _options(member, task=task)
         made = _pickle(obj, options | {"share_large": _shares() and (copies or True)})
-        return Packed(member.post(made.segments, mailbox=mailbox, carried=tuple(carried)), made.data)
+        return member.post(made.segments, mailbox=mailbox, carried=tuple(carried)), made.data
 
 
 def why_unsendable(part: Any, name: str, *, task: bool = False) -> Exception | None:
@@ -396,19 +387,15 @@ def open_parcel(parcel: int, data: bytes) -> Any:
 def open_message(data: bytes, member: Any | None) -> Any:
     """Rebuild the object of a message, whatever holds its memory until then."""
     from nbparallel.transfer import definitions
-    from nbparallel.transfer.pickle_format import ByValue, split_globals
+    from nbparallel.transfer.pickle_format import ByValue
     from nbparallel.transfer.pickling import loads
     from nbparallel.transfer.unpickling import own_globals
 
     main_globals = own_globals()
     store = ByValue() if member is None else member.store
     broker = None if member is None else member.broker
-    load = partial(loads, store=store, broker=broker, main_globals=main_globals)
     known = len(definitions.KNOWN)
-    body, parts, digests = split_globals(memoryview(data))
-    if parts:
-        bind_globals(parts, digests, main_globals, load)
-    result = load(body)
+    result = loads(data, store, broker=broker, main_globals=main_globals, bind=bind_globals)
     if len(definitions.KNOWN) != known:
         for cls in list(definitions.KNOWN):
             bind_free_name(cls, main_globals)

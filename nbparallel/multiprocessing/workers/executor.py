@@ -56,11 +56,10 @@ class TaskCall:
         pool: CallPool,
         call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]],
         future: Future[Any],
-        copies: ArgumentCache | None,
         name: Callable[[], str],
     ) -> None:
         self.pool: CallPool | None = pool
-        self.future, self.copies, self.name = future, copies, name
+        self.future, self.name = future, name
         self.items = items_of(*call[:2])
         """How often the user's function is called."""
         self._cache, self._job = pool._cache, next(library.job_counter)  # type: ignore[attr-defined]
@@ -160,7 +159,10 @@ class CallPool(Pool):
         """
         with self._lock:
             self._check_running()
-            self._waiting.append(TaskCall(self, (function, args, kwargs), future, copies, name))
+            job = TaskCall(self, (function, args, kwargs), future, name)
+            if copies is not None:
+                self._pipes.copies[job.task[0]] = copies
+            self._waiting.append(job)
             self.feed()
 
     def feed(self) -> None:
@@ -173,7 +175,7 @@ class CallPool(Pool):
                     continue
                 try:
                     if not tasks.empty() or not self._pipes.send_now(task):
-                        tasks.put((self._one_task(task, job.copies), None))
+                        tasks.put(([task], None))
                 except BaseException as error:  # an interrupt, or arguments that another thread changes
                     del cache[job._job]
                     job.future.set_exception(error)
@@ -211,13 +213,6 @@ class CallPool(Pool):
             raise copy.copy(self.failed)
         if self._state != library.RUN:
             raise RuntimeError("cannot schedule new futures after shutdown")
-
-    def _one_task(self, task: Any, copies: ArgumentCache | None) -> Iterator[Any]:
-        self._pipes.copies = copies  # the thread that asks for the task sends it
-        try:
-            yield task
-        finally:
-            self._pipes.copies = None
 
     def reported_failure(self) -> str:
         """Return what the initializer of a worker has raised."""

@@ -84,7 +84,6 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         self._kind: PoolKind | None = None
         self._engine: CallPool | None = None
         self._copies: ArgumentCache | None = None
-        self._open = False
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """Return the number of workers for joblib's `n_jobs`; negative ones count from the CPUs down."""
@@ -115,7 +114,6 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         initializer, initargs = options.get("initializer"), tuple(options.get("initargs", ()))
         threads = self.inner_max_num_threads
         self._kind = PoolKind(n_jobs, self._method, initializer, initargs, threads)
-        self._open = True
         return n_jobs
 
     def start_call(self) -> None:
@@ -128,7 +126,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
 
     def submit(self, func: Callable[[], Any], callback: Callable[[Any], object] | None = None) -> None:
         """Send a batch of tasks; `callback` is called when it has ended."""
-        if not self._open or self._kind is None:
+        if self._kind is None:
             raise RuntimeError("joblib has ended this call of Parallel already")
         batch = Future[Any]()
         if callback is not None:
@@ -152,10 +150,11 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
 
     def terminate(self) -> None:
         """End a use of the workers, which are kept for the next."""
-        pool, self._engine, self._copies, self._open = self._engine, None, None, False
-        if pool is not None and self._kind is not None:
+        pool, kind = self._engine, self._kind
+        self._engine = self._kind = self._copies = None
+        if pool is not None:
             pool.count_ahead(None)
-            _idle.keep(pool, self._kind)
+            _idle.keep(pool, kind)
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:

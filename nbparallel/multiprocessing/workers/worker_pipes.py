@@ -156,8 +156,8 @@ class WorkerPipes:
     """Of the calls that are under way, or were last."""
 
     def __init__(self, max_tasks: int | None) -> None:
-        self.copies: ArgumentCache | None = None
-        """Of arrays that several tasks of the call hold whose tasks are sent now."""
+        self.copies: dict[int, ArgumentCache] = {}
+        """By job, of arrays that several of its tasks, or of a call's jobs, hold."""
         self._max_tasks = max_tasks
         self._lost: set[int] = set()
         self._workers: dict[int, _Worker] = {}
@@ -270,7 +270,7 @@ class WorkerPipes:
         if job in self._lost:
             return
         try:
-            data, parcel = pickle_message(task, 0, self.copies, task=True)
+            data, parcel = pickle_message(task, 0, self.copies.get(job), task=True)
         except Exception as error:  # noqa: BLE001  whatever the object's own code raises
             found = name_part(error, *call)
             raise found from found.__cause__

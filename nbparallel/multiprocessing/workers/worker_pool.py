@@ -209,16 +209,6 @@ class PoolMapResult(library.MapResult):  # type: ignore[type-arg]
     wait = PoolResult.wait
 
 
-def _end(results: Any, error: BaseException) -> None:
-    """Let an iteration end with an error, whatever length the task thread finds out later."""
-    with results._cond:
-        results._unsorted.clear()
-        results._items.append((False, error))
-        results.has_failed, results._pool = True, None
-        del results._cache[results._job]
-        results._cond.notify()
-
-
 class _Interruptible:
     """Results of an iteration, an interrupt of whose wait stops the pool's tasks."""
 
@@ -240,7 +230,14 @@ class _Interruptible:
 
     __next__ = next
 
-    end = _end
+    def end(self: Any, error: BaseException) -> None:
+        """Let it end with an error, whatever length the task thread finds out later."""
+        with self._cond:
+            self._unsorted.clear()
+            self._items.append((False, error))
+            self.has_failed, self._pool = True, None
+            del self._cache[self._job]
+            self._cond.notify()
 
 
 class PoolIterator(_Interruptible, library.IMapIterator):  # type: ignore[type-arg]
@@ -296,6 +293,7 @@ class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
 
     def __delitem__(self, job: int) -> None:
         self.pop(job, None)
+        self.pipes.copies.pop(job, None)
         if not self.keys():
             self.pipes.progress.ended_ns = time.monotonic_ns()
         if not self.keys() and self.handler._state != library.RUN:
@@ -303,10 +301,10 @@ class _Cache(library._PoolCache):  # type: ignore[name-defined,misc]
 
 
 class _OneCall(NamedTuple):
-    """In place of the function that works on a chunk, in the process that sends the chunks."""
+    """In place of the function that works on a chunk, until the call's tasks are made."""
 
     mapper: Any
-    copies: ArgumentCache | None
+    copies: ArgumentCache
 
 
 class Pool(library.Pool):
@@ -414,13 +412,10 @@ class Pool(library.Pool):
         return asked
 
     def _guarded_task_generation(self, job: int, func: Any, iterable: Any) -> Iterator[Any]:
-        call = func if isinstance(func, _OneCall) else _OneCall(func, None)
-        try:
-            for task in super()._guarded_task_generation(job, call.mapper, iterable):  # type: ignore[misc]
-                self._pipes.copies = call.copies  # the thread that asks for tasks sends each
-                yield task
-        finally:
-            self._pipes.copies = None
+        if isinstance(func, _OneCall):
+            func, self._pipes.copies[job] = func
+        tasks: Iterator[Any] = super()._guarded_task_generation(job, func, iterable)  # type: ignore[misc]
+        return tasks
 
     @staticmethod
     def _help_stuff_finish(inqueue: Any, task_handler: Any, size: int) -> None:
@@ -478,7 +473,9 @@ class Pool(library.Pool):
         if self._state == library.RUN:
             raise ValueError("Pool is still running: call close() or terminate() before join()")
         if self._state == library.CLOSE:
-            _await_end(self._worker_handler)  # type: ignore[attr-defined]  # it replaced the dead until now
+            handler: threading.Thread = self._worker_handler  # type: ignore[attr-defined]
+            # it replaced the dead until now
+            wait_interruptibly(lambda seconds: handler.join(seconds) or not handler.is_alive())  # type: ignore[func-returns-value]
             running = list(self._pool)  # type: ignore[attr-defined]
             while running:
                 if not self._result_handler.is_alive():  # type: ignore[attr-defined]
@@ -498,14 +495,6 @@ class Pool(library.Pool):
     def fail(self, error: WorkerDiedError) -> None:
         """Let all calls under way fail."""
         fail_jobs(list(self._cache.values()), error)  # type: ignore[attr-defined]
-
-
-def _await_end(thread: threading.Thread) -> None:
-    def ended(seconds: float | None) -> bool:
-        thread.join(seconds)
-        return not thread.is_alive()
-
-    wait_interruptibly(ended)
 
 
 def _note_end(pipes: WorkerPipes, pool: weakref.ref[Pool], process: Any) -> None:

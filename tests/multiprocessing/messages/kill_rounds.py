@@ -175,7 +175,8 @@ def kill_round(ctx, side, point, carrier, at):
     assert received in expected, (case, received)
     link.close()
     await_held(lambda rows: rows == [], case)
-    assert household.report().processes == ()
+    # the supervisor may answer before it sees that the process has ended
+    wait_until(lambda: (report := household.report()) is not None and report.processes == (), case)
 
 
 def main(method, rounds, number):
