@@ -46,7 +46,7 @@ def now(state: ExtensionState) -> SessionActivity | None:
     if session is not None and not session.closed:
         with contextlib.suppress(RuntimeError):  # not started yet, or stopped between the two
             found = session.activity()
-    module = sys.modules.get("nbparallel.multiprocessing.workers.item_progress")
+    module = sys.modules.get("nbparallel.multiprocessing.workers.worker_pipes")
     if module is not None:
         state.pool = module.newest() or state.pool  # it is shown also when the pool is gone
     if state.pool is None or (found is not None and found.began_ns > state.pool.began_ns):

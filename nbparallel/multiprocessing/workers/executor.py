@@ -411,11 +411,12 @@ class Executor(futures.Executor):
                 self._pool = self._make_pool()
                 # when nothing holds this object any more, or before its process waits for its children
                 util.Finalize(self, _end_soon, (self._pool,), exitpriority=BEFORE_CHILDREN)
+        function: Any = fn
         copies = None
-        if isinstance(fn, _MappedFunction):
-            fn, copies = fn
+        if isinstance(function, _MappedFunction):
+            function, copies = function
         future = InterruptibleFuture(self._pool)
-        self._pool.call(fn, args, kwargs, future, copies=copies)
+        self._pool.call(function, args, kwargs, future, copies=copies)
         return future
 
     def map(

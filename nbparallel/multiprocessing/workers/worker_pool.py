@@ -26,7 +26,6 @@ from nbparallel.multiprocessing.starting.process_state import (
     wait_interruptibly,
     watch_end,
 )
-from nbparallel.multiprocessing.workers.item_progress import ItemProgress
 from nbparallel.multiprocessing.workers.task_interrupts import (
     INTERRUPTED,
     InterruptWord,
@@ -34,7 +33,7 @@ from nbparallel.multiprocessing.workers.task_interrupts import (
     WorkerGiven,
     run_worker,
 )
-from nbparallel.multiprocessing.workers.worker_pipes import WorkerPipe, WorkerPipes
+from nbparallel.multiprocessing.workers.worker_pipes import ItemProgress, WorkerPipe, WorkerPipes
 from nbparallel.wire.system import signal_name
 
 # What the death of a worker costs: nothing, or the task that it had.
