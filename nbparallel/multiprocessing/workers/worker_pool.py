@@ -473,8 +473,12 @@ class Pool(library.Pool):
             raise ValueError("Pool is still running: call close() or terminate() before join()")
         if self._state == library.CLOSE:
             handler: threading.Thread = self._worker_handler  # type: ignore[attr-defined]
-            # it replaced the dead until now
-            wait_interruptibly(lambda seconds: handler.join(seconds) or not handler.is_alive())  # type: ignore[func-returns-value]
+
+            def has_ended(seconds: float | None) -> bool:
+                handler.join(seconds)
+                return not handler.is_alive()
+
+            wait_interruptibly(has_ended)  # it replaced the dead until now
             running = list(self._pool)  # type: ignore[attr-defined]
             while running:
                 if not self._result_handler.is_alive():  # type: ignore[attr-defined]
