@@ -147,11 +147,11 @@ class ChildExit:
     """The signal that ended it; None if it exited."""
 
 
-def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int, new_group: bool) -> int:
+def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int) -> int:
     """Fork and execute `argv`, which dies with us; return its pid.
 
-    `new_group` makes it the leader of a process group, but not of a session (setsid(2)): the scheduler would
-    give each its own share of the processors (sched(7), *The autogroup feature*), and a rank that waits for
+    It leads a process group, but not a session (setsid(2)): the scheduler would give each its own share of
+    the processors (sched(7), *The autogroup feature*), and a rank that waits for
     another one yields its processor only to processes of its own share.
 
     The caller must have one thread.  `keep` lists the descriptors that the child inherits under the same
@@ -169,8 +169,7 @@ def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int,
         for undo in _undo:
             undo()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if new_group:
-            os.setpgid(0, 0)
+        os.setpgid(0, 0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)

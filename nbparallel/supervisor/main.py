@@ -103,7 +103,6 @@ class TemplateProcess:
                     [theirs.fileno()],
                     stdout=self._log,
                     stderr=self._log,
-                    new_group=True,
                 )
             except OSError:
                 mine.close()
@@ -272,7 +271,7 @@ class Supervisor:
         channel, stdout, stderr, segments = fds
         if self._options["start_method"] == "spawn":
             words = [*self._options["engine"], *map(str, (channel, segments, rank.number, os.getpid()))]
-            pid = children.start(words, [channel, segments], stdout=stdout, stderr=stderr, new_group=True)
+            pid = children.start(words, [channel, segments], stdout=stdout, stderr=stderr)
             self._set_pid(rank.number, pid)
             return
         if not self._template.connected:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from nbparallel.supervisor.ledger.actions import (
+from nbparallel.supervisor.ledger.ledger import Ledger
+from nbparallel.supervisor.ledger.records import (
     Close,
     Disconnect,
     Grant,
     Notify,
     StoreDescriptor,
 )
-from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.segments import (
     CloseMailbox,
     Drop,

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nbparallel.supervisor.ledger.actions import (
+from nbparallel.supervisor.ledger.ledger import Ledger
+from nbparallel.supervisor.ledger.records import (
     Close,
     Disconnect,
     Grant,
@@ -16,7 +17,6 @@ from nbparallel.supervisor.ledger.actions import (
     StoreDescriptor,
     Unlink,
 )
-from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire.segments import (
     AllowWrite,
     Drop,

@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import process
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -193,13 +193,6 @@ def get_worker_info() -> Any:
     return None if torch is None else torch.get_worker_info()
 
 
-class Assignment(NamedTuple):
-    """What a worker is given when it starts."""
-
-    maker: BatchMaker
-    worker_init_fn: Callable[[int], Any] | None
-
-
 class _Worker:
     """A worker of a loader, which its process is."""
 
@@ -213,18 +206,21 @@ class _Worker:
 _worker = _Worker()
 
 
-def begin_worker(given: Assignment | SharedPayload, num_workers: int, seeds: list[int]) -> None:
-    """Begin as a worker of a loader, whose number is this process's place in its pool."""
+def begin_worker(given: Any, num_workers: int, seeds: list[int]) -> None:
+    """Begin as a worker of a loader, whose number is this process's place in its pool.
+
+    It is `given` what makes batches, and the loader's `worker_init_fn`, perhaps as a `SharedPayload`.
+    """
     _worker.run, _worker.failure = -1, None  # a worker of a loader may have forked this one
     try:
-        assignment = given.open() if isinstance(given, SharedPayload) else given
+        maker, worker_init_fn = given.open() if isinstance(given, SharedPayload) else given
         number = worker_place()
-        _worker.maker = assignment.maker
-        _own[:] = [WorkerInfo(number, num_workers, seeds[number], assignment.maker.dataset)]
+        _worker.maker = maker
+        _own[:] = [WorkerInfo(number, num_workers, seeds[number], maker.dataset)]
         limit_threads(1)  # as torch's own workers: there are as many processes as are wanted
         _tell_torch()
-        if assignment.worker_init_fn is not None:
-            assignment.worker_init_fn(number)
+        if worker_init_fn is not None:
+            worker_init_fn(number)
     except Exception as error:  # noqa: BLE001  whatever the user's code raises
         _worker.failure = error
 

@@ -31,7 +31,6 @@ from nbparallel.errors import WorkerDiedError
 from nbparallel.multiprocessing.messages.parcels import SharedPayload
 from nbparallel.multiprocessing.starting.process_state import default_context, wait_interruptibly
 from nbparallel.multiprocessing.workers.batches import (
-    Assignment,
     BatchMaker,
     EndOfStream,
     begin_worker,
@@ -137,12 +136,15 @@ class SamplingPlan:
         return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
 
-def _start_workers(context: Any, assignment: Assignment, size: int) -> CallPool:
+def _start_workers(
+    context: Any, maker: BatchMaker, worker_init_fn: Callable[[int], Any] | None, size: int
+) -> CallPool:
     """Start the workers of a loader, for one iteration at a time; any of them makes any batch.
 
     A stream has one worker: two would read it twice.
     """
-    seeds = np.random.SeedSequence(assignment.maker.seed).generate_state(size, np.uint64).tolist()
+    seeds = np.random.SeedSequence(maker.seed).generate_state(size, np.uint64).tolist()
+    assignment = maker, worker_init_fn
     given: Any = assignment
     if context.get_start_method() != "fork":
         # one message for all; what holds locks or queues goes to each process as it starts
@@ -451,7 +453,7 @@ class DataLoader:
         pool = self._workers.take()
         if pool is None:
             context = default_context().get_context(self.start_method).get_context()
-            pool = _start_workers(context, Assignment(maker, self.worker_init_fn), self._processes)
+            pool = _start_workers(context, maker, self.worker_init_fn, self._processes)
         return _WorkerIteration(self, self._workers, pool, indices, epoch)
 
     @property

@@ -34,17 +34,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nbparallel.supervisor.ledger.actions import (
+from nbparallel.supervisor.ledger.records import (
     Action,
     Close,
     Disconnect,
     Grant,
+    MemoryTable,
     Notify,
+    ParcelTable,
     StoreDescriptor,
     Unlink,
+    holder_of,
 )
-from nbparallel.supervisor.ledger.memories import MemoryTable
-from nbparallel.supervisor.ledger.parcels import ParcelTable, holder_of
 from nbparallel.wire.segments import (
     AllowWrite,
     CloseMailbox,
@@ -81,7 +82,7 @@ class Entry:
     writable: bool
     """Whether others than its creator may write."""
     holders: set[int]
-    """Clients that hold it, and numbers of parcels (`parcels`, note [parcels]); empty: its creator has been
+    """Clients that hold it, and numbers of parcels (`records`, note [parcels]); empty: its creator has been
     notified and may use the memory again."""
     unwanted: bool = False
     """Its creator does not want the memory back."""

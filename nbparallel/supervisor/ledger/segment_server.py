@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nbparallel.errors import InternalError, ProtocolError
-from nbparallel.supervisor.ledger import actions as act
+from nbparallel.supervisor.ledger import records as act
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire import locked_names
 from nbparallel.wire.frames import Frame, Kind
