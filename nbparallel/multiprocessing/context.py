@@ -10,10 +10,24 @@ from collections.abc import Sequence
 from multiprocessing import context as library
 from typing import Any, ClassVar
 
-from nbparallel.multiprocessing.starting.process_state import ValueProcess, set_default_context
+from nbparallel.multiprocessing.starting.process_state import (
+    ValueProcess,
+    concrete_context,
+    set_default_context,
+)
 
 
-class DefaultProcess(ValueProcess, library.Process):
+class ContextProcess(ValueProcess):
+    """A process that starts as its context says."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802
+        from nbparallel.multiprocessing.starting.start_methods import POPENS
+
+        return POPENS[process_obj._start_method or concrete_context()._name](process_obj)
+
+
+class DefaultProcess(ContextProcess, library.Process):
     """A process that starts as the default context says."""
 
 
@@ -21,15 +35,15 @@ DefaultProcess.__name__ = DefaultProcess.__qualname__ = "Process"
 Process = DefaultProcess
 
 
-class ForkProcess(ValueProcess, library.ForkProcess):
+class ForkProcess(ContextProcess, library.ForkProcess):
     """A process that is forked from its parent."""
 
 
-class SpawnProcess(ValueProcess, library.SpawnProcess):
+class SpawnProcess(ContextProcess, library.SpawnProcess):
     """A process in a fresh interpreter."""
 
 
-class ForkServerProcess(ValueProcess, library.ForkServerProcess):
+class ForkServerProcess(ContextProcess, library.ForkServerProcess):
     """A process that our fork server forks."""
 
 
@@ -89,7 +103,7 @@ class _Factory(library.BaseContext):
     def get_context(self, method: str | None = None) -> Any:
         """Return the context of a start method."""
         if method is None:
-            from nbparallel.multiprocessing.starting.semaphore_names import name_semaphores
+            from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
 
             name_semaphores()  # whatever makes a lock asks for the context
             return self
@@ -153,6 +167,10 @@ class DefaultContext(_Factory, library.DefaultContext):
         actual = None if method is None and force else self.get_context(method)
         library._default_context.set_start_method(method, force=True)
         self._actual_context = actual
+
+    def get_all_start_methods(self) -> list[str]:
+        """Return the start methods of this system, the library's usual one first."""
+        return super().get_all_start_methods()
 
     def get_start_method(self, allow_none: bool = False) -> Any:
         """Return the start method that is used; with `allow_none` None if that is not decided."""

@@ -557,7 +557,7 @@ def loads(
     name: str | None = None,
     match_classes: bool = True,
     ties: Ties | None = None,
-    bind: Callable[..., None] = _bind_globals,
+    bind: Callable[..., None] = _bind_globals,  # what this process takes of globals that came along
 ) -> Any:
     """Rebuild the object that `dumps` turned into `data`.
 
@@ -573,8 +573,6 @@ def loads(
         same cell understand each other's instances.
     ties : Ties, optional
         Which tensors inside are those of other messages.
-    bind : callable
-        Binds what this process takes of the globals that came along, by default those that it lacks.
 
     Raises
     ------

@@ -159,12 +159,6 @@ class ValueProcess(library.BaseProcess):
         super().__init__(group, target, name, argument_tuple(args), kwargs, daemon=daemon)
         self.defers_sigint: bool = getattr(target, "defers_sigint", False)
 
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:  # noqa: N802
-        from nbparallel.multiprocessing.starting.start_methods import POPENS
-
-        return POPENS[process_obj._start_method or concrete_context()._name](process_obj)
-
     def start(self) -> None:
         """Start the process.
 

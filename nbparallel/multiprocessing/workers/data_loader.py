@@ -38,7 +38,7 @@ from nbparallel.multiprocessing.workers.batches import (
     describe,
     make_batch,
 )
-from nbparallel.multiprocessing.workers.executor import CallPool, IdlePool
+from nbparallel.multiprocessing.workers.call_pool import CallPool, IdlePool
 
 
 def is_stream(dataset: Any) -> bool:
@@ -215,7 +215,7 @@ class _WorkerIteration(Iterator[Any]):
     def __init__(
         self, loader: DataLoader, keeper: _Keeper, pool: CallPool, indices: Iterator[Any], epoch: int
     ) -> None:
-        self._pool, self._run, self._epoch = pool, next(_runs), epoch
+        self._engine, self._run, self._epoch = pool, next(_runs), epoch
         self._indices: Iterator[Any] = indices
         self._in_order, self._timeout = loader.in_order, loader.timeout
         self._stream, self._workers = loader._plan.stream, loader._processes
@@ -261,7 +261,7 @@ class _WorkerIteration(Iterator[Any]):
                     self._give()  # before the caller works on this one
                 return batch.result()
             # no further batch can come as it would have: a stream's place is gone with its worker
-            if isinstance(error, WorkerDiedError) and (self._stream or not self._pool.usable):
+            if isinstance(error, WorkerDiedError) and (self._stream or not self._engine.usable):
                 self._end(kill=True)
             try:
                 raise error
@@ -272,14 +272,14 @@ class _WorkerIteration(Iterator[Any]):
         self._indices = iter(())
         self._calls.clear()
         if self._finalizer.detach() is not None:
-            self._keeper.put_back(self._pool, end=kill)
+            self._keeper.put_back(self._engine, end=kill)
 
     def _give(self) -> None:
         """Give calls to the workers, as many as they are to be ahead."""
         for indices in itertools.islice(self._indices, self._ahead - len(self._calls)):
             number, batch = next(self._numbers), Future[Any]()
             args = self._run, self._epoch, number, indices
-            self._pool.call(make_batch, args, {}, batch, name=partial(describe, number, indices))
+            self._engine.call(make_batch, args, {}, batch, name=partial(describe, number, indices))
             self._calls[number] = indices, batch
 
     def _next_number(self) -> int:

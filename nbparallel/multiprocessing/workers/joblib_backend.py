@@ -20,7 +20,7 @@ from joblib.parallel import (
 
 from nbparallel.multiprocessing.messages.parcels import ArgumentCache, join_household
 from nbparallel.multiprocessing.starting.process_state import default_context
-from nbparallel.multiprocessing.workers.executor import CallPool, IdlePool
+from nbparallel.multiprocessing.workers.call_pool import CallPool, IdlePool
 
 
 class PoolKind(NamedTuple):

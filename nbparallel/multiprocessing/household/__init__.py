@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from nbparallel.channel import SegmentClient
 from nbparallel.channel.channel import IntroducedClient, introduce, socket_of
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
-from nbparallel.multiprocessing.starting.semaphore_names import name_semaphores
+from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.inspection import IntroducedRow, LedgerRow, read_report
 from nbparallel.wire.segments import CloseMailbox, Open, Post, Take, segment_id
