@@ -208,6 +208,16 @@ class PoolMapResult(library.MapResult):  # type: ignore[type-arg]
     wait = PoolResult.wait
 
 
+def _end(results: Any, error: BaseException) -> None:
+    """Let an iteration end with an error, whatever length the task thread finds out later."""
+    with results._cond:
+        results._unsorted.clear()
+        results._items.append((False, error))
+        results.has_failed, results._pool = True, None
+        del results._cache[results._job]
+        results._cond.notify()
+
+
 class _Interruptible:
     """Results of an iteration, an interrupt of whose wait stops the pool's tasks."""
 
@@ -229,14 +239,7 @@ class _Interruptible:
 
     __next__ = next
 
-    def end(self: Any, error: BaseException) -> None:
-        """Let it end with an error, whatever length the task thread finds out later."""
-        with self._cond:
-            self._unsorted.clear()
-            self._items.append((False, error))
-            self.has_failed, self._pool = True, None
-            del self._cache[self._job]
-            self._cond.notify()
+    end = _end
 
 
 class PoolIterator(_Interruptible, library.IMapIterator):  # type: ignore[type-arg]
