@@ -345,9 +345,6 @@ class SegmentClient:
         try:
             if frame.kind is Kind.LOST:
                 raise lost_error(Lost.unpack(frame.payload), segment)
-            fetched = Fetched.unpack(frame.payload)
-            if fetched.segment != segment or len(frame.fds) != 1:
-                raise ProtocolError(f"the answer to FETCH {segment:#x} is damaged")
             # Records keep their order: notices about this segment sent before the hold no longer apply.
             self._notices = [n for n in self._notices if isinstance(n, Ended | Unmap) or n.segment != segment]
             return frame.fds.pop()
@@ -359,15 +356,14 @@ class SegmentClient:
             self._answers[frame.sequence] = frame
             return
         try:
-            if (unpack := NOTICES.get(frame.kind)) is not None:
-                notice = unpack(frame.payload)
-                if isinstance(notice, Lost):
-                    own = creator_of(notice.segment) == self.client
-                    if notice.reason is not LostReason.DESCRIPTORS or not own:
-                        return  # the answer to a request that was given up
-                self._notices.append(notice)
-            else:
+            if (unpack := NOTICES.get(frame.kind)) is None:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")
+            notice = unpack(frame.payload)
+            if isinstance(notice, Lost):
+                own = creator_of(notice.segment) == self.client
+                if notice.reason != LostReason.DESCRIPTORS or not own:
+                    return  # the answer to a request that was given up
+            self._notices.append(notice)
         finally:
             frame.close()
 
@@ -380,33 +376,40 @@ def _has_descriptors() -> bool:
     return True
 
 
+_LOST: dict[LostReason, tuple[type[NbParallelError], str]] = {
+    LostReason.UNKNOWN: (
+        SegmentLostError,
+        "segment {:#x} is no longer there: its last array was deleted before this one was attached",
+    ),
+    LostReason.READ_ONLY: (
+        ReadOnlyArrayError,
+        f"ranks may only read this array: share it with {LET_WRITE}, or work on `x.copy()`",
+    ),
+    LostReason.DESCRIPTORS: (
+        FileDescriptorLimitError,
+        "the session's supervisor has no file descriptor left for another shared array: delete shared "
+        "arrays, put small ones into one large array, or raise its limit (`ulimit -n`), of which it may "
+        "use all that `ulimit -Hn` shows",
+    ),
+    LostReason.REMOVED: (
+        SegmentLostError,
+        "the name of segment {:#x} was removed by another program, so that it cannot be attached "
+        "any more; processes that use it go on. Systems that remove a user's shared memory at log-out "
+        "(RemoveIPC=yes in /etc/systemd/logind.conf) do that; `%sharing_strategy file_descriptor` needs "
+        "no names",
+    ),
+    LostReason.NO_PROC: (
+        SegmentLostError,
+        "segment {:#x} cannot be handed out for reading only: /proc is not mounted here; "
+        "`x = nbp.share(x)` lets ranks write to it, which works without",
+    ),
+}
+
+
 def lost_error(lost: Lost, segment: int) -> NbParallelError:
     """Return what a fetch raises that the supervisor answers with this."""
-    if lost.reason is LostReason.READ_ONLY:
-        return ReadOnlyArrayError(
-            f"ranks may only read this array: share it with {LET_WRITE}, or work on `x.copy()`"
-        )
-    if lost.reason is LostReason.DESCRIPTORS:
-        return FileDescriptorLimitError(
-            "the session's supervisor has no file descriptor left for another shared array: delete shared "
-            "arrays, put small ones into one large array, or raise its limit (`ulimit -n`), of which it may "
-            "use all that `ulimit -Hn` shows"
-        )
-    if lost.reason is LostReason.REMOVED:
-        return SegmentLostError(
-            f"the name of segment {segment:#x} was removed by another program, so that it cannot be attached "
-            "any more; processes that use it go on. Systems that remove a user's shared memory at log-out "
-            "(RemoveIPC=yes in /etc/systemd/logind.conf) do that; `%sharing_strategy file_descriptor` needs "
-            "no names"
-        )
-    if lost.reason is LostReason.NO_PROC:
-        return SegmentLostError(
-            f"segment {segment:#x} cannot be handed out for reading only: /proc is not mounted here; "
-            "`x = nbp.share(x)` lets ranks write to it, which works without"
-        )
-    return SegmentLostError(
-        f"segment {segment:#x} is no longer there: its last array was deleted before this one was attached"
-    )
+    kind, text = _LOST[lost.reason]
+    return kind(text.format(segment))
 
 
 # Introduction: how a process that a client is about to start becomes a client as well.
@@ -498,9 +501,4 @@ def _await_welcome(channel: Channel) -> int:
             f"the supervisor did not answer the introduction of process {os.getpid()} within "
             f"{PATIENCE_SECONDS:g} s"
         )
-    try:
-        if frame.kind is not Kind.WELCOME:
-            raise ProtocolError(f"unexpected {frame.kind.name} frame as an answer to INTRODUCE")
-        return Welcome.unpack(frame.payload).client
-    finally:
-        frame.close()
+    return Welcome.unpack(frame.payload).client

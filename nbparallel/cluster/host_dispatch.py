@@ -45,7 +45,7 @@ from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.dispatch import NOTED_NBYTES, TaskDispatcher, name_sizes
 from nbparallel.session.tasks.task_run import TaskFactory, TaskRequest, TaskRun, TaskWatch
 from nbparallel.sharing.memory.array_layout import describe_dtype
-from nbparallel.transfer.pickle_format import ByValue
+from nbparallel.transfer.pickle_format import BY_VALUE
 from nbparallel.wire.control import FailureKind
 from nbparallel.wire.messages import runs_user_code
 from nbparallel.wire.name_updates import ArrayHandle, NameKind, NameUpdate
@@ -184,8 +184,7 @@ class HostNames(NameDelivery):
     """Delivers the notebook's names to ranks of other machines: everything is copied."""
 
     def __init__(self) -> None:
-        by_value: Any = ByValue()
-        super().__init__(by_value)
+        super().__init__(BY_VALUE)
         self.arrays = self._arrays = HostArrays()
 
     def gather(

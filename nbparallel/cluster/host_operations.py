@@ -67,7 +67,7 @@ from nbparallel.errors import (
 )
 from nbparallel.sharing.tensors import is_module, is_tensor
 from nbparallel.transfer import pickling
-from nbparallel.transfer.pickle_format import ByValue
+from nbparallel.transfer.pickle_format import BY_VALUE
 from nbparallel.wire.control import Operation
 from nbparallel.wire.frames import Octets
 
@@ -108,7 +108,6 @@ BUILT = frozenset({
     "split",
 })  # fmt: skip
 """What users call; others work inside a host."""
-_BY_VALUE: Any = ByValue()
 
 
 class HostOperations:
@@ -355,7 +354,7 @@ class HostOperations:
                 for ranks in self._hosts
             ]
             others = {host: some for host, some in enumerate(outgoing) if host != self._here}
-            packed = {host: [pickling.dumps(some, _BY_VALUE).data] for host, some in others.items()}
+            packed = {host: [pickling.dumps(some, BY_VALUE).data] for host, some in others.items()}
             came = self._exchange(packed, until)
             given = list[Any]()
             for host, some in enumerate(outgoing):

@@ -31,7 +31,8 @@ from nbparallel.errors import (
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
-from nbparallel.transfer.pickle_format import ArrayStore, ByValue
+from nbparallel.sharing import Store
+from nbparallel.transfer.pickle_format import BY_VALUE
 from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class HostPool:
         self.pool: HostPool | None = None
         """Itself, when the ranks run."""
         self.starting: tuple[int, ...] = ()  # the ranks that are being started
-        self.store: ArrayStore = ByValue()
+        self.store: Store = BY_VALUE
         self.messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         """What nodes have sent that is no output, with the host; None: look again."""
         self.changed: set[str] = set()  # hosts on which ranks have died since the last task

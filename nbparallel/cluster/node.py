@@ -7,26 +7,52 @@ import contextvars
 import pickle
 import threading
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
+from nbparallel import sharing
 from nbparallel.cluster.host_mail import HostMail
 from nbparallel.cluster.host_messages import (
     INLINE,
+    SAME_ERRORS,
+    FailureNotice,
+    HostClock,
+    HostNotes,
     HostReport,
     HostTask,
+    failed_outcome,
+    lost_outcome,
     notice_of,
     send_message,
     versions,
 )
 from nbparallel.cluster.host_place import HostPlace
-from nbparallel.cluster.node_port import NodePort
-from nbparallel.cluster.node_session import NodeSession
-from nbparallel.errors import NbParallelError, label_of_rank
+from nbparallel.distributed.runtime.shared_arrays import decode_handle
+from nbparallel.errors import NbParallelError, RankDiedError, SegmentLostError, label_of_rank, rank_list
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
+from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_handle import RankDeath
-from nbparallel.wire.messages import Display, Outcome
+from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.session import Session, load_views
+from nbparallel.session.tasks.cell import CellOptions
+from nbparallel.session.tasks.outcomes import death_failure, record_of
+from nbparallel.session.tasks.task_run import TaskRequest, TaskRun
+from nbparallel.sharing.memory.array_layout import rebuild_dtype
+from nbparallel.sharing.strategies import registry
+from nbparallel.transfer import pickling
+from nbparallel.transfer.pickle_format import BY_VALUE
+from nbparallel.wire.messages import Display, Outcome, RankMemory, Task, runs_user_code
+from nbparallel.wire.name_updates import ArrayHandle, NameKind
+
+if TYPE_CHECKING:
+    from nbparallel.session.diagnostics.doctor import Finding
 
 # Output of a host's ranks on its way to the notebook: folded, so that events are few.
 
@@ -41,7 +67,7 @@ class NodeOutput(TaskOutput):
     Its thread ends with `close`; what comes later is sent immediately.
     """
 
-    def __init__(self, port: NodePort, number: int) -> None:
+    def __init__(self, port: Any, number: int) -> None:
         super().__init__(number, None)
         self._port = port
         self._items: list[tuple[int, str, Any]] = []
@@ -102,17 +128,17 @@ class Node:
 
     Parameters
     ----------
-    port : NodePort
+    port : NodePort, or what has `emit` and `open_door`
         Where events go.
     launch : SupervisorLaunch
         The supervisor of the ranks, which belongs to this object from now on.
     """
 
-    def __init__(self, port: NodePort, launch: SupervisorLaunch) -> None:
+    def __init__(self, port: Any, launch: SupervisorLaunch) -> None:
         self.port = port
         self._launch: SupervisorLaunch | None = launch
         self._owning = threading.Lock()
-        self._session: NodeSession | None = None
+        self._session: Any = None
         self._report = b""
         self._ended = False
 
@@ -122,9 +148,9 @@ class Node:
             label_of_rank.set(self._session.place.label_of)  # each call has a thread, and its context
         if op == "fill":  # the piece stands behind what was pickled
             number, start, size = pickle.loads(data)
-            self._running.arrays.fill(number, start, memoryview(data)[-size:])
+            self._session.arrays.fill(number, start, memoryview(data)[-size:])
             return pickle.dumps(None)
-        call = getattr(self, f"_on_{op}", None) or getattr(self._running, op)
+        call = getattr(self, f"_on_{op}", None) or getattr(self._session, op)
         return pickle.dumps(call(*pickle.loads(data)), 5)
 
     def end(self) -> None:
@@ -154,7 +180,7 @@ class Node:
     def _on_task(self, task: HostTask) -> None:
         """Begin a task; what it prints and how it ends are events."""
         begun = threading.Event()
-        job = self._perform, self._running, task, begun
+        job = self._perform, self._session, task, begun
         run = contextvars.copy_context().run
         threading.Thread(target=run, args=job, name="nbparallel-task", daemon=True).start()
         if not begun.wait(BEGIN_SECONDS):
@@ -169,12 +195,6 @@ class Node:
         send_message(self.port.emit, "here")
 
     # tasks --------------------------------------------------------------------------------------------
-
-    @property
-    def _running(self) -> NodeSession:
-        if self._session is None:
-            raise NbParallelError("the ranks of this host were not started")
-        return self._session
 
     def _perform(self, session: NodeSession, task: HostTask, begun: threading.Event) -> None:
         output = NodeOutput(self.port, task.number)
@@ -198,6 +218,276 @@ class Node:
         if isinstance(message, RankDeath) and not self._ended:
             send_message(self.port.emit, "died", time.monotonic_ns())
         elif isinstance(message, Outcome) and not message.ok:
-            label_of_rank.set(self._running.place.label_of)  # of this thread's messages
-            notice = self._running.first_failure(message.number) or notice_of(message)
+            label_of_rank.set(self._session.place.label_of)  # of this thread's messages
+            notice = self._session.first_failure(message.number) or notice_of(message)
             send_message(self.port.emit, "failed", message.number, notice)
+
+
+# NodeSession: today's session with the ranks of one host of several.
+
+# Arrays of the notebook on one host: shared memory that lives as long as its ranks use it.
+
+
+class NodeArrays:
+    """Arrays by the kernel's numbers: held here from the question for them to the end of the task.
+
+    Before and after that only ranks hold them, and what none holds is gone.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, npt.NDArray[Any]] = {}
+        self._handles: dict[int, ArrayHandle] = {}
+        """Of all that ranks may have."""
+
+    def lack(self, wanted: Sequence[ArrayHandle], broker: Any) -> list[int]:
+        """Hold arrays, and return the numbers of those that have to be sent: there is memory for them."""
+        store, lacking = sharing.current_store(), []
+        self._held.clear()
+        for form in wanted:
+            try:
+                self._held[form.segment] = store.attach(self._handles[form.segment], broker=broker)
+            except (KeyError, SegmentLostError):
+                self._handles.pop(form.segment, None)
+                memory = store.empty(form.segment_nbytes, np.uint8, strategy=registry.find_strategy().name)
+                dtype = rebuild_dtype(form.dtype)
+                self._held[form.segment] = np.ndarray(form.shape, dtype, memory, 0, form.strides)
+                lacking.append(form.segment)
+        return lacking
+
+    def fill(self, number: int, start: int, piece: memoryview) -> None:
+        """Take a piece of an array that was lacking."""
+        content = self._held[number].ravel(order="A").view(np.uint8)
+        content[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+
+    def localise(self, task: Task, broker: Any) -> Task:
+        """Return a task whose names of arrays refer to the memory here."""
+        store, updates = sharing.current_store(), []
+        for update in task.updates:
+            if update.kind is NameKind.ARRAY:
+                number = update.handle.segment
+                handle = store.handle(self._held[number], broker=broker)
+                if handle is not None:
+                    self._handles[number] = handle
+                update = replace(update, handle=handle)
+            updates.append(update)
+        return replace(task, updates=tuple(updates))
+
+    def release(self) -> None:
+        """Leave the arrays to the ranks."""
+        self._held.clear()
+
+
+class NodeSession(Session):
+    """A session whose ranks have the numbers that they have among all hosts.
+
+    Those are in `place`; `on_event` is called in the event loop's thread with outcomes and deaths of ranks.
+    """
+
+    _ranks: ElasticPool
+
+    def __init__(
+        self, place: HostPlace, start_method: str, launch: SupervisorLaunch, on_event: Callable[[Any], None]
+    ) -> None:
+        super().__init__(len(place.ranks), start_method=start_method, launch=launch)
+        self._ranks.place = place
+        self._on_event = on_event
+        self._failing = threading.Lock()
+        self._told: tuple[int, FailureNotice | None] = 0, None
+        self.arrays = NodeArrays()
+        self._run: TaskRun | None = None
+        self._epoch = 0
+        self._mail: HostMail | None = None
+        """Of the last task in which messages crossed hosts."""
+        self._revived: set[int] = set()
+        self._clock: HostClock | None = None
+        """Of the task of which ranks' notes are kept; None: no messages crossed hosts in it."""
+
+    def _ensure(self, interrupts: InterruptCounter) -> RankPool:
+        if (pool := self._ranks.pool) is not None:
+            self._revived.update(pool.ranks if pool.ended() else [handle.rank for handle in pool.dead()])
+        super()._ensure(interrupts)
+        pool = self._ranks.running
+        pool.listener = lambda _, message: self._on_event(message)
+        return pool
+
+    @property
+    def place(self) -> HostPlace:
+        """Which ranks are where."""
+        place = self._ranks.place
+        assert isinstance(place, HostPlace), "it was made with one"
+        return place
+
+    def start(self) -> None:
+        """Start the ranks now; what only few tasks need is imported after that."""
+        with self._session_lock.hold() as interrupts:
+            self._ensure(interrupts)
+        threading.Thread(target=_load, name="nbparallel-imports", daemon=True).start()
+
+    def restart(self, rank: int | None = None) -> None:
+        """Restart one rank of this host, by its number in the session, or all."""
+        with self._session_lock.hold() as interrupts:
+            self._ranks.end(rank)
+            self._ensure(interrupts)
+
+    def rename_hosts(self, hosts: tuple[str, ...]) -> None:
+        """Have the messages of this host's ranks, from the next task on, name the hosts as they are now."""
+        with self._session_lock.hold():
+            self._ranks.place = replace(self.place, hosts=hosts)
+            if (pool := self._ranks.pool) is not None:
+                pool.place = self.place
+                pool.invalidate_epoch()  # ranks learn it as they join the next one
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what is wrong with this machine, with the name of the host."""
+        from nbparallel.session.diagnostics.doctor import Finding, Severity, examine
+
+        wrong = [found for found in examine(self._ranks.start_method) if found.state is not Severity.OK]
+        wrong = wrong or [Finding("all that was looked at", Severity.OK, "nothing is wrong")]
+        return tuple(replace(found, host=self.place.name) for found in wrong)
+
+    def take_revived(self) -> list[int]:
+        """Start again what has died; return which ranks were since the last time, without their variables."""
+        self.start()
+        revived, self._revived = self._revived, set()
+        return sorted(revived)
+
+    def lack(self, wanted: Sequence[ArrayHandle]) -> list[int]:
+        """Return the numbers of those of the notebook's arrays that have to be sent for the next task."""
+        with self._session_lock.hold() as interrupts:
+            return self.arrays.lack(wanted, self._ensure(interrupts).broker)
+
+    def perform_task(
+        self,
+        task: HostTask,
+        output: TaskOutput,
+        begun: Callable[[], None],
+        mail: HostMail | None,
+    ) -> HostReport:
+        """Perform one task of the kernel's; calls `begun` when interrupts reach it.
+
+        With `mail` its ranks reach those of other hosts.
+        """
+        options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
+        self.keep_messages = task.keep_messages
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
+            begun()
+            pool = self._ensure(interrupts)
+            if task.epoch != self._epoch:
+                pool.invalidate_epoch()
+                self._epoch = task.epoch
+            if late := sorted(self._revived.intersection(task.tasks)):  # the kernel took them for alive
+                text = f"{rank_list(late)} died before the cell began"
+                error = RankDiedError(
+                    f"{text}, and no rank of the host has begun it: run it again", rank=late[0]
+                )
+                return HostReport(tuple(lost_outcome(task.number, rank, error) for rank in task.tasks))
+            notes = self._ranks.take_notes()
+            broker = pool.broker
+            tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
+            fds = () if mail is None else (mail.pokes.fileno(),)
+            request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
+            run = self._tasks.launch(pool, request, interrupts)
+            if mail is not None:
+                self._begin_mail(mail, run, interrupts)
+            try:
+                with self._failing:
+                    self._run = run
+                    number, notice = self._told
+                if number == task.number and notice is not None:  # before the ranks of this host had begun
+                    self.peer_failed(number, notice)
+                self._tasks.await_ranks(run, interrupts)
+                if mail is not None:
+                    mail.close()  # the memory that it had attached is returned with the report
+                    if mail.error and all(outcome.ok for outcome in run.outcomes.values()):
+                        raise NbParallelError(mail.error)  # ranks of other hosts wait for these
+                return _report(run, pool)
+            finally:
+                with self._failing:
+                    self._run = None
+                self.arrays.release()
+                self._record(run, None if mail is None else mail.clock)
+
+    def _begin_mail(self, mail: HostMail, run: TaskRun, interrupts: InterruptCounter) -> None:
+        store, broker, number = sharing.current_store(), run.rank_pool.broker, run.request.number
+
+        def attach(handle: bytes) -> npt.NDArray[Any]:
+            place = decode_handle(handle)
+            return store.attach(place, writable=place.writable, broker=broker)
+
+        def abandoned() -> bool:
+            return run.escalation.ending or interrupts.count > interrupts.answered
+
+        failure, failed = partial(self.first_failure, number), partial(self.peer_failed, number, ends=False)
+        mail.begin(run.control, self._mail, failure, attach, failed)
+        self._mail, run.closing = mail, partial(mail.finish, abandoned)
+
+    def _record(self, run: TaskRun, clock: HostClock | None) -> None:
+        """Keep what ranks have noted, for views of this session."""
+        if runs_user_code(run.task):
+            times, self._clock = self._tasks.clock, clock
+            self._tasks.record = record_of(run, times.began_ns)
+            self._tasks.clock = replace(times, ended_ns=run.ended_ns, phase="finished")
+
+    def notes(self, task: int) -> HostNotes | None:
+        """Return what ranks have noted of a task, and by which clock; None if it was not the last one."""
+        record = self._tasks.record
+        return None if record is None or record.task != task else (record, self._clock)
+
+    def peer_failed(self, number: int, notice: FailureNotice, *, ends: bool = True) -> None:
+        """Act on the failure of a rank of another host: those that run this task end it soon, if it `ends`.
+
+        It is recorded where ranks look whose operations need that rank; the next task has another segment.
+        """
+        with self._failing:
+            self._told, run = (number, notice), self._run
+            if run is not None and run.request.number == number:
+                run.pool.invalidate_epoch()
+                run.control.write_failure(notice.rank, notice.kind, number, notice.rank, notice.text)
+                if ends:
+                    run.escalation.record_failure()
+                run.rank_pool.wake()
+
+    def first_failure(self, number: int) -> FailureNotice | None:
+        """Return what went wrong first in a task; None if that is not known, or it has ended."""
+        with self._failing:
+            run, ranks = self._run, self.place.ranks
+            if run is None or run.request.number != number:
+                return None
+            from nbparallel.distributed.runtime.failures import first_failure
+
+            if (error := first_failure(run.control, ranks)) is None:
+                return None
+            kind = SAME_ERRORS[type(error).__name__]
+            return FailureNotice(kind, getattr(error, "rank", ranks[0]), str(error))
+
+
+def _load() -> None:
+    """Import what is needed later: an installation may have removed the files then."""
+    load_views()
+    from nbparallel.distributed.runtime import failures  # noqa: F401
+    from nbparallel.session.diagnostics import doctor  # noqa: F401
+
+
+def _report(run: TaskRun, pool: RankPool) -> HostReport:
+    outcomes = [_portable(outcome, pool) for outcome in run.outcomes.values()]
+    for rank, end in run.deaths.items():
+        failure = death_failure(run.handles[rank], end, run.control)
+        outcomes.append(failed_outcome(run.request.number, failure))
+    sharing.current_store().drain()
+    steps, notes = run.escalation, tuple(run.request.notes)
+    freed = frozenset(steps.interrupted_for_peer)
+    return HostReport(tuple(outcomes), steps.interrupted, steps.timed_out, freed, notes)
+
+
+def _portable(outcome: Outcome, pool: RankPool) -> Outcome:
+    """Return an outcome that refers to nothing of this machine."""
+    value, problem = outcome.value, outcome.value_error
+    if value is not None:
+        try:
+            loaded = pickling.loads(value, pool.store, broker=pool.broker)
+            value = pickling.dumps(loaded, BY_VALUE).data
+        except Exception as error:  # noqa: BLE001  rebuilding and pickling run code of the user's classes
+            value, problem = None, f"it cannot leave its host: {type(error).__name__}: {error}"
+    return replace(
+        outcome, value=value, value_error=problem, memory=RankMemory(), timeline=None, messages=None
+    )

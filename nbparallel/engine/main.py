@@ -43,7 +43,7 @@ from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
 from nbparallel.errors import ChannelClosedError, InputRefusedError, ProtocolError, label_of_rank
 from nbparallel.errors.questions import class_name, text_of
-from nbparallel.sharing.strategies.owned_names import process_names
+from nbparallel.sharing.strategies.strategy import process_names
 from nbparallel.supervisor.children import die_with_parent
 from nbparallel.transfer import definitions
 from nbparallel.transfer.variable_info import describe_variable
@@ -418,7 +418,7 @@ def _run(channel_fd: int, segments_fd: int, client: int) -> NoReturn:
         channel, segments = Channel.from_fd(channel_fd), Channel.from_fd(segments_fd)
         segments.send(Kind.ANNOUNCE, Announce(os.getpid()).pack())
         configure = _configure(channel)
-        process_names.join_session(configure.notebook)
+        process_names.notebook = configure.notebook
         broker = SegmentClient(segments, client=client)
         store = sharing.Store(client)
         store.connect(broker)

@@ -19,8 +19,7 @@ import numpy as np
 from nbparallel.errors import UnpicklableError
 from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.memory.array_layout import span
-from nbparallel.transfer.content import content_digest
-from nbparallel.transfer.pickling import loads
+from nbparallel.transfer.pickling import content_digest, loads
 from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.transfer.variable_info import advice_to_bring
 from nbparallel.wire.inspection import Origin

@@ -1,8 +1,7 @@
 """numpy arrays in shared memory: made by one process, mapped by others of its session."""
 
 from nbparallel.sharing.arrays import empty, from_file, full, is_shared, ones, segments, share, zeros
-from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle.segment import Location, SegmentStatistics
+from nbparallel.sharing.lifecycle.segment import Location, SegmentBroker, SegmentStatistics
 from nbparallel.sharing.memory.mapping import Access, Mapping
 from nbparallel.sharing.store import Store, begin_in_session, current_store, set_current_store
 from nbparallel.sharing.strategies.registry import (

@@ -8,7 +8,6 @@ import fcntl
 import io
 import math
 import os
-import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
@@ -29,11 +28,10 @@ from nbparallel.sharing.lifecycle.segment import SegmentStatistics
 from nbparallel.sharing.memory.array_layout import Shape, describe_dtype, sizes_of
 from nbparallel.sharing.memory.mapping import Access
 from nbparallel.sharing.store import AnyArray, Order, current_store
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
-from nbparallel.sharing.strategies.owned_names import process_names
-from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, explained, fill, network_reason
+from nbparallel.sharing.strategies.named_files import MemoryMapStrategy, network_reason
+from nbparallel.sharing.strategies.page_allocation import SegmentDirectory, explained, fill
 from nbparallel.sharing.strategies.registry import get_sharing_strategy
-from nbparallel.sharing.strategies.strategy import SegmentSource
+from nbparallel.sharing.strategies.strategy import SegmentSource, process_names
 from nbparallel.sharing.tensor_storage import are_shared, holds_tensors, share_tensors
 from nbparallel.wire.locked_names import hold
 from nbparallel.wire.units import size_column, size_text
@@ -180,8 +178,6 @@ def _open(
 ) -> tuple[SegmentSource, _Form]:
     source = SegmentSource(os.open(path, _FLAGS[mode] | os.O_CLOEXEC), 0, MemoryMapStrategy().name)
     try:
-        if not stat.S_ISREG(os.fstat(source.fd).st_mode):
-            raise ValueError(f"{path} is no regular file")
         return source, _read_form(source.fd, path, dtype, shape)
     except BaseException:
         source.close()

@@ -13,11 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel.errors import ForkedRankError, InvalidHandleError
-from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle.allocator import Allocator
-from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
-from nbparallel.sharing.lifecycle.segment import Block, Inherited, Location, Segment, SegmentStatistics
-from nbparallel.sharing.lifecycle.segment_table import SegmentTable
+from nbparallel.sharing.lifecycle.exported_segments import MemoryPool
+from nbparallel.sharing.lifecycle.segment import (
+    Block,
+    Inherited,
+    Location,
+    Segment,
+    SegmentBroker,
+    SegmentStatistics,
+)
+from nbparallel.sharing.lifecycle.segment_table import Allocator, SegmentTable
 from nbparallel.sharing.memory import array_layout
 from nbparallel.sharing.memory.array_layout import Shape, check_handle, describe_dtype, sizes_of
 from nbparallel.sharing.memory.mapping import Access, Content, Root, write_content
@@ -142,7 +147,7 @@ class Store:
     @locked
     def mark_posted(self, segments: Iterable[int]) -> None:
         """Record that messages hold segments: of those that no array here uses, few descriptors are kept."""
-        self._table.mark_posted(segments)
+        self._table.own.mark_posted(segments)
 
     @locked
     def prepare_fork(self, broker: SegmentBroker) -> list[Inherited] | None:
@@ -265,11 +270,8 @@ class Store:
         # Not within another operation, where a user's __del__ may come: see region, note [re-entrance].
         packs = pack and nbytes < strategy.packs_below and self._depth == 1
         self._table.reap()
-        root = self._table.own.regions.allocate(strategy, nbytes, writable=writable) if packs else None
-        fresh = False
-        if root is None:
-            allocator = Allocator(self._table, strategy, writable=writable)
-            root, fresh = (allocator.packed(nbytes), False) if packs else allocator.dedicated(nbytes, content)
+        allocator = Allocator(self._table, strategy, writable=writable)
+        root, fresh = (allocator.packed(nbytes), False) if packs else allocator.dedicated(nbytes, content)
         if content is not None and not fresh:
             write_content(root, content)
         return root, fresh
@@ -339,9 +341,10 @@ class Store:
             return None
         if writable is None:
             writable = location.segment.writable and x.flags.writeable
-        form = describe_dtype(x.dtype)
-        session_id = self._table.register(location, self._table.sessions.choose(broker))
-        segment = location.segment
+        form, segment = describe_dtype(x.dtype), location.segment
+        if segment.region is not None:
+            segment.region.mark_sent(location.offset)
+        session_id = self._table.own.register(segment, self._table.sessions.choose(broker))
         memory = segment.memory if session_id == segment.id else 0
         layout = session_id, segment.nbytes, location.offset, x.shape, x.strides
         return ArrayHandle(*layout, form, writable, segment.strategy, memory)

@@ -17,7 +17,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,16 +50,6 @@ def is_dense(tensor: torch.Tensor) -> bool:
         # a lazy module's parameter, before the first batch
         and (type(tensor) in (torch.Tensor, torch.nn.Parameter) or not hasattr(tensor, "materialize"))
     )
-
-
-class LocatingStore(Protocol):
-    """What is needed of `Store`."""
-
-    def location(self, x: object) -> Location | None:
-        """Return segment and bytes of a shared array, None if it is not shared."""
-
-    def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
-        """Return the root of memory that was made elsewhere."""
 
 
 def storage_bytes(storage: torch.UntypedStorage) -> Root:
@@ -112,7 +102,7 @@ def private_storage(buffer: Any) -> torch.UntypedStorage:
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
 
-def locate_tensor(tensor: torch.Tensor, store: LocatingStore) -> Location | None:
+def locate_tensor(tensor: torch.Tensor, store: Store) -> Location | None:
     """Return where a dense tensor's elements lie in shared memory that is known already, else None."""
     storage = tensor.untyped_storage()
     if not is_dense(tensor) or not storage.nbytes():
@@ -125,9 +115,7 @@ def locate_tensor(tensor: torch.Tensor, store: LocatingStore) -> Location | None
     return store.location(whole[first:last] if tensor.numel() else whole[first:first])
 
 
-def find_shared(
-    storage: torch.UntypedStorage, store: LocatingStore, content: Root | None = None
-) -> Root | None:
+def find_shared(storage: torch.UntypedStorage, store: Store, content: Root | None = None) -> Root | None:
     """Return the bytes of a storage in memory that every process may write, else None.
 
     Memory that torch itself has shared becomes a segment of this process.  `content`: its bytes, if the
@@ -145,13 +133,13 @@ def find_shared(
     return _adopt(storage, store) if storage.is_shared() else None
 
 
-_adopted: weakref.WeakKeyDictionary[LocatingStore, dict[int, tuple[weakref.ref[Any], Root]]] = (
+_adopted: weakref.WeakKeyDictionary[Store, dict[int, tuple[weakref.ref[Any], Root]]] = (
     weakref.WeakKeyDictionary()
 )
 """By store and address: the storages that torch has shared, and their memory as a segment."""
 
 
-def _adopt(storage: torch.UntypedStorage, store: LocatingStore) -> Root | None:
+def _adopt(storage: torch.UntypedStorage, store: Store) -> Root | None:
     known = _adopted.setdefault(store, {})
     address = storage.data_ptr()
     entry = known.get(address)

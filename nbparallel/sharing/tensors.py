@@ -148,10 +148,8 @@ class BitsOperator:
         return total
 
 
-@lru_cache(maxsize=64)
-def bits_operator(function: str, name: str) -> BitsOperator:
-    """Return the function of torch for elements that it calls `name`; errors as `BitsOperator`."""
-    return BitsOperator(function, name)
+bits_operator = lru_cache(maxsize=64)(BitsOperator)
+"""Each function of torch for each kind of elements, made once."""
 
 
 # The dtypes of the package ml_dtypes (bfloat16, float8, int4 …), which numpy itself cannot describe.

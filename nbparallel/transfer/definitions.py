@@ -136,11 +136,6 @@ def reduce_function(
     return rebuild_function, arguments, state, None, None, set_function_state
 
 
-def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
-    """Reduce with the name of the file, by which lines are shown: cloudpickle 3.1.3 leaves it out."""
-    return rebuild_code, (code.co_filename, cloudpickle._code_reduce(code)[1])
-
-
 def rebuild_code(filename: str, arguments: tuple[Any, ...]) -> types.CodeType:
     """Rebuild code as it was compiled."""
     return types.CodeType(*arguments).replace(co_filename=filename)
@@ -387,27 +382,6 @@ def reduce_cached(function: Any) -> tuple[Any, ...]:
 
 def _rebuild_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
-
-
-_DISPATCHER: types.CodeType = vars(functools)["singledispatch"](len).__code__
-
-
-def is_dispatcher(function: types.FunctionType) -> bool:
-    """Whether ``functools.singledispatch`` made a function: its cache of weak references cannot travel."""
-    return function.__code__ is _DISPATCHER
-
-
-def reduce_dispatcher(function: Any) -> tuple[Any, ...]:
-    """Reduce a ``functools.singledispatch``: the functions by the type they are for."""
-    return _rebuild_dispatcher, (tuple(function.registry.items()),)
-
-
-def _rebuild_dispatcher(registry: tuple[tuple[type, Callable[..., Any]], ...]) -> Any:
-    functions = dict(registry)
-    dispatcher = functools.singledispatch(functions.pop(object))
-    for cls, function in functions.items():
-        dispatcher.register(cls, function)
-    return dispatcher
 
 
 def reduce_cached_property(descriptor: functools.cached_property[Any]) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ the object and one for each of those globals, which a receiver loads only if it 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import pickle
 import struct
 from collections.abc import Mapping, Sequence
@@ -16,9 +18,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from nbparallel.errors import InternalError, ProtocolError
-from nbparallel.sharing import Access, Location, SegmentSource
-from nbparallel.sharing.memory.mapping import Root
+from nbparallel.errors import ProtocolError
+from nbparallel.sharing import Store
 from nbparallel.wire.name_updates import ArrayHandle
 
 # Blobs: large buffers of a pickled object, written once into a segment, mapped copy-on-write.
@@ -33,46 +34,12 @@ ALIGNMENT = 64
 _ZEROS = memoryview(bytes(ALIGNMENT))
 
 
-class ArrayStore(Protocol):
-    """The part of `nbparallel.sharing.Store` that objects on their way need."""
-
-    rights_changes: int
-    """Counts changes of rights and ids."""
-
-    def join(self, parts: Sequence[memoryview]) -> np.ndarray[Any, Any]:
-        """Return a new shared array of bytes: those of `parts`, one behind the other."""
-
-    def handle(
-        self, x: np.ndarray[Any, Any], *, broker: Any = None, writable: bool | None = False
-    ) -> ArrayHandle | None:
-        """Return the handle of a shared array, None if it is not shared.
-
-        `writable` None: if every process of the session may write there, and `x` itself may be written.
-        """
-
-    def share(
-        self, x: np.ndarray[Any, Any], *, strategy: str | None = None, for_all: bool = False
-    ) -> np.ndarray[Any, Any]:
-        """Return `x` if it is shared, else a copy that is; `for_all`: every process may write to it."""
-
-    def location(self, x: object) -> Location | None:
-        """Return segment and bytes of a shared array, None if it is not shared."""
-
-    def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
-        """Return the root of memory that was made elsewhere."""
-
-    def attach(
-        self, handle: ArrayHandle, *, writable: bool = False, private: bool = False, broker: Any = None
-    ) -> np.ndarray[Any, Any]:
-        """Return the array that `handle` describes; `private`: copy-on-write."""
-
-
 class ByValue:
-    """A store for messages to another machine: no array is shared, and no buffer leaves the stream."""
+    """The store of messages to another machine: no array is shared, and no buffer leaves the stream."""
 
     rights_changes = 0
 
-    # docstrings as those of `ArrayStore`; what would need memory of this machine is never called
+    # docstrings as those of `Store`; what would need memory of this machine is not here, and never called
 
     def handle(self, x: object, *, broker: Any = None, writable: bool | None = False) -> None:
         return None
@@ -83,34 +50,19 @@ class ByValue:
     def packed_read_only(self, x: object) -> None:
         return None
 
-    def join(self, parts: Sequence[memoryview]) -> np.ndarray[Any, Any]:
-        raise self._misused()
 
-    def share(self, x: object, *, strategy: str | None = None, for_all: bool = False) -> Any:
-        raise self._misused()
-
-    def adopt(self, source: SegmentSource, access: Access, *, for_all: bool) -> Root:
-        raise self._misused()
-
-    def attach(self, handle: ArrayHandle, **_: Any) -> np.ndarray[Any, Any]:
-        raise self._misused()
-
-    @staticmethod
-    def _misused() -> InternalError:
-        return InternalError(
-            "a message to another machine was to refer to memory of this one; please file a bug"
-        )
+BY_VALUE: Any = ByValue()
 
 
 class CommonCopies(Protocol):
     """Copies of private arrays that several messages share."""
 
-    def copy(self, array: np.ndarray[Any, Any], store: ArrayStore) -> np.ndarray[Any, Any] | None:
+    def copy(self, array: np.ndarray[Any, Any], store: Store) -> np.ndarray[Any, Any] | None:
         """Return a shared copy of `array` that no process writes to; None: each message has its own."""
 
 
 def shared_copy(
-    array: np.ndarray[Any, Any], store: ArrayStore, copies: bool | CommonCopies
+    array: np.ndarray[Any, Any], store: Store, copies: bool | CommonCopies
 ) -> tuple[np.ndarray[Any, Any], bool]:
     """Return a shared copy of an array, and whether other messages have it too: map it copy-on-write."""
     common = None if isinstance(copies, bool) else copies.copy(array, store)
@@ -118,7 +70,7 @@ def shared_copy(
 
 
 def write_blob(
-    parts: Sequence[memoryview], store: ArrayStore, *, broker: Any = None
+    parts: Sequence[memoryview], store: Store, *, broker: Any = None
 ) -> tuple[ArrayHandle, tuple[tuple[int, int], ...], np.ndarray[Any, Any]]:
     """Write `parts` into one new segment.
 
@@ -140,12 +92,11 @@ def write_blob(
         end += padding + part.nbytes
     owner = store.join(content if end else [_ZEROS[:1]])
     handle = store.handle(owner, broker=broker)
-    if handle is None:
-        raise InternalError("a new array of the store is not shared")
+    assert handle is not None, "the store's own arrays are shared"
     return handle, tuple(regions), owner
 
 
-def map_blob(handle: ArrayHandle, store: ArrayStore, *, broker: Any = None) -> memoryview:
+def map_blob(handle: ArrayHandle, store: Store, *, broker: Any = None) -> memoryview:
     """Return the blob's bytes, writable, private to this process; they live as long as a view does."""
     return store.attach(handle, private=True, broker=broker).data
 
@@ -185,7 +136,7 @@ class Pickled:
 def pack_message(
     stream: memoryview,
     buffers: Sequence[memoryview],
-    store: ArrayStore,
+    store: Store,
     *,
     broker: Any,
     arrays: tuple[np.ndarray[Any, Any], ...],
@@ -201,7 +152,7 @@ def pack_message(
         Shared arrays that the stream refers to by handles, and their segments.
     """
     parts, flags = list(buffers), 0
-    if stream.nbytes >= LARGE and not isinstance(store, ByValue):
+    if stream.nbytes >= LARGE and store is not BY_VALUE:
         parts.insert(0, stream)
         flags = _STREAM_IN_BLOB
     if not parts:
@@ -217,7 +168,7 @@ def pack_message(
     return Pickled(data, (*segments, blob.segment), len(data) + owner.nbytes, (*arrays, owner))
 
 
-def parse_message(data: memoryview, store: ArrayStore, broker: Any) -> tuple[memoryview, list[memoryview]]:
+def parse_message(data: memoryview, store: Store, broker: Any) -> tuple[memoryview, list[memoryview]]:
     """Return the stream of a message and its buffers, mapped."""
     _, flags, count, segment, segment_nbytes, offset = _parse_header(data)
     start = _HEADER.size + count * _REGION.size
@@ -289,3 +240,32 @@ def is_plain(obj: Any) -> bool:
     if kind is int:
         return bool(-(1 << 64) < obj < 1 << 64)
     return kind in _NUMBERS or (kind in _TEXT and len(obj) <= MAX_PLAIN)
+
+
+# A checksum of large buffers at the speed of memory, to notice that an object changed.
+#
+# Each block of 64 KiB is multiplied word by word with fixed random odd numbers and summed modulo 2**64: a
+# change of any one word always shows (odd numbers are invertible), any other with probability 1 - 2**-64.
+# `hashlib` reads 1-2 GB/s, this ten times as much.  It is no protection against an adversary.
+
+_WORDS = 8192
+"""Words of 8 bytes in a block: 64 KiB, which stays in the second-level cache beside the weights."""
+
+
+@functools.cache
+def _weights() -> np.ndarray[Any, np.dtype[np.uint64]]:
+    # made with the first large buffer: many notebooks never need `numpy.random`, which takes 4 ms to import
+    return np.random.default_rng(0x6E6270).integers(0, 2**64, _WORDS, dtype=np.uint64) | np.uint64(1)
+
+
+def checksum_buffer(buffer: memoryview) -> bytes:
+    """Return 16 bytes that change when the buffer's bytes do; `buffer` is contiguous bytes."""
+    data = np.frombuffer(buffer, np.uint8)
+    blocks = data.nbytes // (_WORDS * 8)
+    digest = hashlib.blake2b(data.nbytes.to_bytes(8, "little"), digest_size=16)
+    if blocks:
+        # a view at any address: numpy copies block by block where the processor wants alignment
+        head = data[: blocks * _WORDS * 8].view(np.uint64).reshape(blocks, _WORDS)
+        digest.update(np.dot(head, _weights()).tobytes())
+    digest.update(data[blocks * _WORDS * 8 :].tobytes())
+    return digest.digest()

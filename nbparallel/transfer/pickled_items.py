@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbparallel.errors import NbParallelError, UnpicklableError
+from nbparallel.sharing import Store
 from nbparallel.sharing.memory.mapping import Files
-from nbparallel.transfer.pickle_format import ArrayStore, is_plain
+from nbparallel.transfer.pickle_format import is_plain
 from nbparallel.transfer.pickling import serialise
 from nbparallel.transfer.unpickling import own_globals, unpickle
 
@@ -29,7 +30,7 @@ class PickledItem(NamedTuple):
 def dump_item(
     obj: Any,
     name: str,
-    store: ArrayStore,
+    store: Store,
     broker: Any,
     *,
     main_globals: Mapping[str, Any] | None = None,
@@ -62,10 +63,10 @@ def dump_item(
         bytearray(part) if copy else np.frombuffer(part, np.uint8) for part in made.buffers
     ]
     buffers = [pickle.PickleBuffer(memory) for memory in memories]
-    return PickledItem(bytes(made.with_sources()), buffers), made.arrays
+    return PickledItem(bytes(made.with_sources()), buffers), tuple(made.arrays)
 
 
-def load_item(item: Any, store: ArrayStore, *, broker: Any = None, name: str = "an object") -> Any:
+def load_item(item: Any, store: Store, *, broker: Any = None, name: str = "an object") -> Any:
     """Rebuild an object; UnpicklableError if its own code raised: that is the cause."""
     if type(item) is not PickledItem:
         return item

@@ -21,18 +21,18 @@ import numpy as np
 from cloudpickle import cloudpickle
 
 from nbparallel.errors import NbParallelError, UnpicklableError, with_article
+from nbparallel.sharing import Store
 from nbparallel.sharing.memory.mapping import VIEWS, Files, FileView, view_of_file
 from nbparallel.transfer import cell_sources, definitions
-from nbparallel.transfer.checksum import checksum_buffer
 from nbparallel.transfer.code_names import function_names
 from nbparallel.transfer.pickle_format import (
+    BY_VALUE,
     LARGE,
     PLAIN,
-    ArrayStore,
-    ByValue,
     CommonCopies,
     Globals,
     Pickled,
+    checksum_buffer,
     is_plain,
     join_globals,
     pack_message,
@@ -59,30 +59,22 @@ _OF_TASK = " of a task"
 def explain(
     obj: Any, error: BaseException, *, name: str | None, attempt: Callable[[Any], BaseException | None]
 ) -> str:
-    """Return the message for an object that could not be pickled.
+    """Return the message for an object whose pickling raised an error.
 
-    Parameters
-    ----------
-    error : BaseException
-        What pickling it raised.
-    name : str, optional
-        The user's name for the object: of a variable, or words that end with `_OF_TASK`.
-    attempt : callable
-        Pickles one part; returns what that raised, or None.
+    `name` is the user's: of a variable, or words that end with `_OF_TASK`; `attempt` pickles one part, and
+    returns what that raised, or None.
     """
     of_task = name is not None and name.endswith(_OF_TASK)
     path, culprit, reason = (name or "it").removesuffix(_OF_TASK), obj, error
     if not _is_recursion(error) and repr(type(obj)) not in str(error):  # else it is the culprit
         path, culprit, reason = _search(obj, error, path, attempt)
-    subject = f"an object of type {_type_name(obj)}"
-    if name is not None:
-        subject = name if of_task else f"variable {name!r}"
+    variable = f"an object of type {_type_name(obj)}" if name is None else f"variable {name!r}"
+    subject = name if of_task else variable
     where = "it" if culprit is obj else f"{path}, which"
     text = f"{type(reason).__name__}: {reason}" if str(reason) else type(reason).__name__
-    what = with_article(_type_name(culprit))
     return (
-        f"{subject} cannot be sent to another process: {where} is {what} ({text}); "
-        f"{_advice(culprit, reason, name, inside=culprit is not obj)}"
+        f"{subject} cannot be sent to another process: {where} is {with_article(_type_name(culprit))} "
+        f"({text}); {_advice(culprit, reason, name, inside=culprit is not obj)}"
     )
 
 
@@ -147,14 +139,9 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(obj, dict):
         for key, value in list(obj.items()):
             yield f"[{_short(key)}]", value
-        for key in list(obj):
-            yield f" key {_short(key)}", key
     elif isinstance(obj, list | tuple):
         for index, value in enumerate(obj):
             yield f"[{index}]", value
-    elif isinstance(obj, set | frozenset):
-        for value in list(obj):
-            yield f" element {_short(value)}", value
     elif isinstance(obj, types.MethodType):
         yield ".__self__", obj.__self__
     elif isinstance(obj, types.FunctionType):
@@ -163,8 +150,6 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
                 yield f" with {variable}", cell.cell_contents
             except ValueError:
                 continue
-        for index, value in enumerate(obj.__defaults__ or ()):
-            yield f".__defaults__[{index}]", value
     attributes = getattr(obj, "__dict__", None)
     if isinstance(attributes, dict | types.MappingProxyType) and not isinstance(obj, types.ModuleType):
         for attribute, value in list(attributes.items()):
@@ -172,28 +157,30 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _short(value: Any) -> str:
-    if not isinstance(value, str | int | float | bytes | bool | None):
-        return f"<{type(value).__name__}>"
-    text = repr(value)
+    plain = isinstance(value, str | int | float | bytes | None)
+    text = repr(value) if plain else f"<{type(value).__name__}>"
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 class Serialised:
     """A pickled object whose large buffers are still the object's own memory: nothing is copied yet."""
 
-    def __init__(self, stream: memoryview, buffers: list[memoryview], pickler: _Pickler) -> None:
-        self.stream, self.buffers = stream, buffers
-        self.arrays, self.segments = tuple(pickler.arrays), tuple(pickler.segments)
-        self.classes = tuple(pickler.classes.values())
-        """Classes of the notebook that the object refers to (only if they travel apart)."""
-        self.global_names = frozenset(pickler.global_names)
+    def __init__(self) -> None:
+        self.stream = memoryview(b"")
+        self.buffers: list[memoryview] = []
+        self.arrays: list[np.ndarray[Any, Any]] = []
+        self.segments: dict[int, None] = {}
+        self.classes: dict[str, type] = {}
+        """Classes of the notebook that the object refers to, by their trackers."""
+        self.global_names: set[str] = set()
         """Names of the notebook that the functions inside read."""
-        self.assigned = frozenset(pickler.assigned)
+        self.assigned: set[str] = set()
         """Names of the notebook that they bind (``global``)."""
-        self.mentioned, self.words = frozenset(pickler.mentioned), frozenset(pickler.words)
+        self.mentioned: set[str] = set()
+        self.words: set[str] = set()
         """Every name and attribute in those functions, and every word in their strings."""
-        self._files = frozenset(pickler.files)
-        self.tensors = tuple(pickler.tensors)
+        self.files: set[str] = set()
+        self.tensors: list[Any] = []
         """Tensors inside, as the stream numbers them."""
 
     def checksum(self) -> bytes:
@@ -203,26 +190,26 @@ class Serialised:
             digest.update(checksum_buffer(buffer))
         return digest.digest()
 
-    def pack(self, store: ArrayStore, *, broker: Any = None) -> Pickled:
+    def pack(self, store: Store, *, broker: Any = None) -> Pickled:
         """Copy the large buffers into a segment and return the message."""
         return pack_message(
             self.with_sources(),
             self.buffers,
             store,
             broker=broker,
-            arrays=self.arrays,
-            segments=self.segments,
+            arrays=tuple(self.arrays),
+            segments=tuple(self.segments),
         )
 
     def with_sources(self) -> memoryview:
         """Return the stream for `unpickling.unpickle`, behind the cells that functions inside come from."""
-        return cell_sources.put_before(self.stream, self._files) if self._files else self.stream
+        return cell_sources.put_before(self.stream, self.files) if self.files else self.stream
 
 
-def _take_buffer(buffers: list[memoryview], store: ArrayStore, buffer: pickle.PickleBuffer) -> bool:
+def _take_buffer(buffers: list[memoryview], store: Store, buffer: pickle.PickleBuffer) -> bool:
     # no method: a pickler that refers to itself would keep the arrays alive until the garbage collector runs
     raw = buffer.raw()
-    if raw.nbytes < LARGE or isinstance(store, ByValue):
+    if raw.nbytes < LARGE or store is BY_VALUE:
         return True  # inside the stream
     buffers.append(raw)
     return False
@@ -233,37 +220,40 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def __init__(
         self,
-        file: io.BytesIO,
-        store: ArrayStore,
+        store: Store,
         broker: Any,
         main_globals: Any,
         *,
+        file: io.BytesIO | None = None,
         apart: bool = False,
         target: type | None = None,
         reducers: MutableMapping[type, Any] | None = None,
         share_large: bool | CommonCopies = False,
         files: Files | None = None,
     ) -> None:
-        self.buffers: list[memoryview] = []
+        self.made, self._file = Serialised(), file or io.BytesIO()
         self.share_large, self.as_library = share_large, reducers is not None
         if reducers is not None:  # before __init__, which reads it
             self.dispatch_table = ChainMap(reducers, self.dispatch_table)  # type: ignore[has-type]
-        super().__init__(file, protocol=5, buffer_callback=partial(_take_buffer, self.buffers, store))
+        take = partial(_take_buffer, self.made.buffers, store)
+        super().__init__(self._file, protocol=5, buffer_callback=take)
         self.store, self.broker, self.main_globals = store, broker, main_globals
         self.apart, self.target = apart, target
-        here = self.as_library or (broker is not None and not isinstance(store, ByValue))
+        here = self.as_library or (broker is not None and store is not BY_VALUE)
         self.map_files = files if here else None
-        self.arrays: list[np.ndarray[Any, Any]] = []
-        self.segments: dict[int, None] = {}
         self.cells: dict[int, definitions.CellReference] = {}
-        self.classes: dict[str, type] = {}
-        self.global_names: set[str] = set()
-        self.assigned: set[str] = set()
-        self.mentioned: set[str] = set()
-        self.words: set[str] = set()
-        self.files: set[str] = set()
-        self.tensors: list[Any] = []
+        self.tensors = self.made.tensors
         self.reducers = find_reducers()
+
+    def run(self, obj: Any) -> BaseException | None:
+        """Pickle an object, once; return whatever its own code raised."""
+        try:
+            self.dump(obj)
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            return error
+        # getvalue copies nothing; a file with an exported buffer cannot be closed when its cycle ends (3.13)
+        self.made.stream = memoryview(self._file.getvalue())
+        return None
 
     def reducer_override(self, obj: Any) -> Any:
         kind = type(obj)
@@ -282,8 +272,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if (form := definitions.reduce_typing(obj)) is not NotImplemented:
             return form
         if kind is types.CodeType:
-            self.files.add(obj.co_filename)
-            return definitions.reduce_code(obj)
+            self.made.files.add(obj.co_filename)
+            # with the name of the file, by which lines are shown: cloudpickle 3.1.3 leaves it out
+            return definitions.rebuild_code, (obj.co_filename, cloudpickle._code_reduce(obj)[1])
         if kind is _lru_cache_wrapper and getattr(obj, "__module__", None) == "__main__":
             return definitions.reduce_cached(obj)
         if kind is cached_property:
@@ -321,15 +312,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def attach(self, array: np.ndarray[Any, Any], handle: ArrayHandle, rebuild: Any) -> Any:
         """Return what a shared array, or what lies over it, is rebuilt from."""
-        self.arrays.append(array)
-        self.segments[handle.segment] = None
+        self.made.arrays.append(array)
+        self.made.segments[handle.segment] = None
         return rebuild, (tuple(handle),)
 
     def _reduce_function(self, function: types.FunctionType) -> Any:
         if cloudpickle._should_pickle_by_reference(function):
             return NotImplemented
-        if definitions.is_dispatcher(function):
-            return definitions.reduce_dispatcher(function)
         module = definitions.module_of(function.__globals__)
         if module is not None:
             return definitions.reduce_function(
@@ -338,17 +327,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         if not definitions.is_main_globals(function.__globals__, self.main_globals):
             return self._dynamic_function_reduce(definitions.without_annotations(function))
         names = function_names(function.__code__)
-        self.global_names |= names.reads | names.doubtful
-        self.assigned |= names.stores
-        self.mentioned |= names.mentioned
-        self.words |= names.words
+        self.made.global_names |= names.reads | names.doubtful
+        self.made.assigned |= names.stores
+        self.made.mentioned |= names.mentioned
+        self.made.words |= names.words
         return definitions.reduce_function(function, None, self.cells, names)
 
     def _reduce_class(self, cls: type) -> Any:
         if not definitions.by_value(cls):
             return cloudpickle._class_reduce(cls)
         identifier = definitions.tracker(cls)
-        self.classes[identifier] = cls
+        self.made.classes[identifier] = cls
         if self.apart:
             return definitions.class_reference, (identifier, cls.__name__)
         return definitions.reduce_class(cls, redefine=cls is self.target)
@@ -356,7 +345,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 def serialise(
     obj: Any,
-    store: ArrayStore,
+    store: Store,
     *,
     broker: Any = None,
     main_globals: Mapping[str, Any] | None = None,
@@ -384,45 +373,29 @@ def serialise(
     files : Files, optional
         How the receiver maps the files of `numpy.memmap`; None: it gets the values of this moment.
     """
-    file = io.BytesIO()
     pickler_of = partial(
         _Pickler, store=store, broker=broker, main_globals=main_globals, reducers=reducers, files=files
     )
-    pickler = pickler_of(file, apart=apart, target=target, share_large=share_large)
-    error = _failure(pickler, obj)
+    pickler = pickler_of(apart=apart, target=target, share_large=share_large)
+    error = pickler.run(obj)
     if isinstance(error, (NbParallelError, MemoryError)):
         raise error
     if error is not None:
-        text = explain(obj, error, name=name, attempt=lambda part: _failure(pickler_of(io.BytesIO()), part))
+        text = explain(obj, error, name=name, attempt=lambda part: pickler_of().run(part))
         raise UnpicklableError(text) from error
-    # getvalue copies nothing here; a file with an exported buffer cannot be closed when its cycle ends (3.13)
-    return Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
-
-
-def try_serialise(
-    obj: Any, store: ArrayStore, main_globals: Mapping[str, Any], file: io.BytesIO
-) -> Serialised | None:
-    """Pickle `obj` for this process into `file`, as `serialise` with `apart`; return None if that fails."""
-    pickler = _Pickler(file, store, None, main_globals, apart=True)
-    pickler.map_files = Files.PRIVATE
-    failed = _failure(pickler, obj) is not None
-    return None if failed else Serialised(memoryview(file.getvalue()), pickler.buffers, pickler)
+    return pickler.made
 
 
 def dump_error(error: BaseException, main_globals: Mapping[str, Any] | None = None) -> bytes | None:
     """Pickle an exception by value; return None if it would not arrive as what it is.
 
-    Parameters
-    ----------
-    main_globals : mapping, optional
-        As for `dumps`; None: this process's own.
+    With `main_globals` None they are this process's own.
     """
     main_globals = own_globals() if main_globals is None else main_globals
-    file, store = io.BytesIO(), ByValue()
-    pickler = _Pickler(file, store, None, main_globals)
-    if _failure(pickler, error) is not None:
+    pickler = _Pickler(BY_VALUE, None, main_globals)
+    if pickler.run(error) is not None:
         return None
-    data = Serialised(memoryview(file.getvalue()), pickler.buffers, pickler).pack(store).data
+    data = pickler.made.pack(BY_VALUE).data
     try:
         return data if type(load_error(data)) is type(error) else None
     except UnpicklableError:
@@ -431,20 +404,47 @@ def dump_error(error: BaseException, main_globals: Mapping[str, Any] | None = No
 
 def load_error(data: bytes) -> Any:
     """Rebuild the exception of `dump_error`."""
-    return loads(data, ByValue(), name="an exception")
+    return loads(data, BY_VALUE, name="an exception")
 
 
-def _failure(pickler: _Pickler, obj: Any) -> BaseException | None:
-    try:
-        pickler.dump(obj)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the object's own code raises
-        return error
-    return None
+# Digest of an object's content, by which a process notices later that the object was changed in place.
+
+MOST_STREAM = 1 << 20
+"""Bytes of the pickle stream, which take some 10 ms; a larger object has no digest."""
+MOST_BUFFERS = 64 << 20
+"""Bytes of large buffers, which take some 10 ms; of those beyond it only the size counts."""
+
+
+class _LimitedFile(io.BytesIO):
+    """A file that ends a pickler which writes too much."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > MOST_STREAM:
+            raise OverflowError(f"the stream is longer than {MOST_STREAM} bytes")
+        return super().write(data)
+
+
+def content_digest(obj: Any, store: Store, main_globals: Mapping[str, Any]) -> bytes | None:
+    """Return what changes when `obj` is changed in place; None if it is too large or cannot be pickled.
+
+    Only digests of one object in one process are comparable: an equal object elsewhere can have another.
+    Arrays in shared memory count as what they are, not by their content.
+    """
+    pickler = _Pickler(store, None, main_globals, file=_LimitedFile(), apart=True)
+    pickler.map_files = Files.PRIVATE
+    if pickler.run(obj) is not None:
+        return None
+    digest = hashlib.blake2b(pickler.made.stream, digest_size=16)
+    left = MOST_BUFFERS
+    for buffer in pickler.made.buffers:
+        left -= buffer.nbytes
+        digest.update(checksum_buffer(buffer) if left >= 0 else buffer.nbytes.to_bytes(8, "little"))
+    return digest.digest()
 
 
 def dumps(
     obj: Any,
-    store: ArrayStore,
+    store: Store,
     *,
     broker: Any = None,
     main_globals: Mapping[str, Any] | None = None,
@@ -455,7 +455,7 @@ def dumps(
 
     Parameters
     ----------
-    store : ArrayStore
+    store : Store
         Where shared arrays are known, and where large buffers go.
     broker : SegmentBroker, optional
         Passes the segments to the receiver; None: the receiver is this process.
@@ -550,7 +550,7 @@ def _bind_globals(
 
 def loads(
     data: bytes | memoryview,
-    store: ArrayStore,
+    store: Store,
     *,
     broker: Any = None,
     main_globals: dict[str, Any] | None = None,

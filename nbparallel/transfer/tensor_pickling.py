@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from nbparallel.sharing import tensor_storage
+from nbparallel.sharing import Store, tensor_storage
 from nbparallel.transfer import definitions
-from nbparallel.transfer.pickle_format import LARGE, ArrayStore, CommonCopies
+from nbparallel.transfer.pickle_format import LARGE, CommonCopies
 from nbparallel.wire.name_updates import ArrayHandle
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class TensorStream(Protocol):
 
     tensors: list[Any]
     share_large: bool | CommonCopies
-    store: ArrayStore
+    store: Store
     broker: Any
 
     def attach(self, array: Any, handle: ArrayHandle, rebuild: Callable[..., Any]) -> Reduced:
@@ -117,9 +117,7 @@ def find_reducers() -> TensorReducers | None:
     return _reducers() if "torch" in sys.modules else None
 
 
-@cache
-def _reducers() -> TensorReducers:
-    return TensorReducers()
+_reducers = cache(TensorReducers)
 
 
 def _reduce_tensor(stream: TensorStream, tensor: Any) -> Reduced:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from nbparallel.sharing import Store
 from nbparallel.sharing.tensor_storage import shared_storage
 from nbparallel.transfer import cell_sources, definitions
-from nbparallel.transfer.pickle_format import ArrayStore
 from nbparallel.transfer.tensor_pickling import Ties
 from nbparallel.wire.name_updates import ArrayHandle
 
@@ -41,7 +41,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _resolved(
-    store: ArrayStore, broker: Any, main_globals: dict[str, Any], *, match_classes: bool, ties: Ties
+    store: Store, broker: Any, main_globals: dict[str, Any], *, match_classes: bool, ties: Ties
 ) -> dict[str, Any]:
     """Return what stands behind the placeholders of `definitions` in this process."""
 
@@ -70,7 +70,7 @@ def own_globals() -> dict[str, Any]:
 def unpickle(
     stream: Any,
     buffers: list[Any],
-    store: ArrayStore,
+    store: Store,
     broker: Any,
     main_globals: Any,
     *,

@@ -31,10 +31,11 @@ import platform
 import struct
 import threading
 import time
-from typing import Any
 
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.control_layout import (
+    ABANDONED,
+    ABANDONED_ENTRIES,
     DEATH,
     FAILED,
     FAILED_TEXT,
@@ -62,8 +63,7 @@ from nbparallel.wire.control_layout import (
     SlotRecord,
     State,
     TimingRecord,
-    abandoned_locks,
-    lock_records,
+    lock_entries,
 )
 
 __all__ = [
@@ -157,8 +157,6 @@ class ControlView:
         magic, version, world_size, epoch, nbytes, _ = HEADER.unpack(head)
         if magic != MAGIC or version != VERSION:
             raise ProtocolError(f"not a control segment of version {VERSION}: {head[:12]!r}")
-        if not 1 <= world_size <= MAX_WORLD_SIZE:
-            raise ProtocolError(f"a control segment for {world_size} ranks makes no sense")
         self.layout = Layout.of(world_size)
         if nbytes != self.layout.nbytes or os.fstat(fd).st_size != nbytes:
             raise ProtocolError(
@@ -205,8 +203,15 @@ class ControlView:
 
     def abandoned_locks(self) -> list[AbandonedLock]:
         """Return the locks whose holder died, in this epoch or before, and which no rank has got since."""
-        ranks = range(self.world_size)
-        return abandoned_locks(self.words, [(r, self.word(r, LOCKS), self.word(r, DEATH)) for r in ranks])
+        kept = enumerate(lock_entries(self.words, ABANDONED, ABANDONED_ENTRIES), MAX_WORLD_SIZE + 1)
+        found = [AbandonedLock(name, rank, line, number) for number, (name, rank, line) in kept]
+        reported = set()
+        for rank in range(self.world_size):
+            for entry in self.read_locks(rank):
+                if entry.held and self.words[self.word(rank, DEATH)]:
+                    found.append(AbandonedLock(entry.name, rank, entry.line, rank + 1))
+                reported.add((entry.name, entry.reported))
+        return [lock for lock in found if (lock.name, lock.number) not in reported]
 
     # -- what S writes ---------------------------------------------------------------------------
 
@@ -318,7 +323,7 @@ class ControlView:
 
     def read_locks(self, rank: int) -> list[LockRecord]:
         """Return the entries of a rank's table of locks."""
-        return lock_records(self.words, self.word(rank, LOCKS), rank)
+        return [LockRecord.of(rank, *entry) for entry in lock_entries(self.words, self.word(rank, LOCKS))]
 
     def read_timing(self, rank: int) -> TimingRecord:
         """Return where the time of `rank` has gone; its words are read again if they have just changed."""
@@ -351,9 +356,3 @@ class ControlView:
             self.map.close()
         except BufferError:  # a view elsewhere: the mapping ends with it
             pass
-
-    def __enter__(self) -> ControlView:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()

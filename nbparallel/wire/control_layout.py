@@ -335,11 +335,6 @@ def lock_entries(words: memoryview, start: int, most: int = LOCK_ENTRIES) -> lis
     return [words[w : w + LOCK_ENTRY].tolist() for w in range(start + 1, stop, LOCK_ENTRY)]
 
 
-def lock_records(words: memoryview, start: int, rank: int) -> list[LockRecord]:
-    """Return the entries of a rank's table of locks."""
-    return [LockRecord.of(rank, *entry) for entry in lock_entries(words, start)]
-
-
 def keep_locks(words: memoryview, locks: Sequence[AbandonedLock]) -> None:
     """Write the locks that were abandoned in the last epoch, before any rank maps this one.
 
@@ -349,25 +344,6 @@ def keep_locks(words: memoryview, locks: Sequence[AbandonedLock]) -> None:
         w = ABANDONED + 1 + i * LOCK_ENTRY
         words[w], words[w + 1], words[w + 2] = lock.name, lock.rank, lock.line
         words[ABANDONED] = i + 1
-
-
-def abandoned_locks(words: memoryview, tables: Sequence[tuple[int, int, int]]) -> list[AbandonedLock]:
-    """Return the locks whose holder died, in this epoch or before, and which no rank has got since.
-
-    Parameters
-    ----------
-    tables : sequence of (int, int, int)
-        Each rank, the first word of its table of locks, and the word of its death.
-    """
-    kept = enumerate(lock_entries(words, ABANDONED, ABANDONED_ENTRIES), MAX_WORLD_SIZE + 1)
-    found = [AbandonedLock(name, rank, line, number) for number, (name, rank, line) in kept]
-    reported = set()
-    for rank, start, death in tables:
-        for entry in lock_records(words, start, rank):
-            if entry.held and words[death]:
-                found.append(AbandonedLock(entry.name, rank, entry.line, rank + 1))
-            reported.add((entry.name, entry.reported))
-    return [lock for lock in found if (lock.name, lock.number) not in reported]
 
 
 class DeathRecord(NamedTuple):

@@ -14,7 +14,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.cluster import host_dispatch
 from nbparallel.cluster.host_messages import NodeReply
-from nbparallel.cluster.node_session import NodeArrays
+from nbparallel.cluster.node import NodeArrays
 from nbparallel.errors import HostLostError, SharedMemoryFullError, UnknownNameError
 from nbparallel.sharing import current_store
 from nbparallel.testing.waiting import wait_until

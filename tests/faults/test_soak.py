@@ -18,7 +18,7 @@ import pytest
 from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 from nbparallel.sharing import current_store
-from nbparallel.sharing.lifecycle import memory_pool
+from nbparallel.sharing.lifecycle import exported_segments
 from nbparallel.testing.waiting import wait_until
 
 KEEP_SECONDS = 0.2
@@ -162,7 +162,7 @@ class Day:
     def prepare(self) -> None:
         """Have on every rank what cells use."""
         self.run(
-            "import numpy as np, nbparallel.sharing.lifecycle.memory_pool as pool\n"
+            "import numpy as np, nbparallel.sharing.lifecycle.exported_segments as pool\n"
             f"pool.KEEP_SECONDS = {KEEP_SECONDS}\n"
             "if 'pushed' in globals(): del pushed"
         )
@@ -193,7 +193,7 @@ class Day:
 )
 def test_nothing_grows_over_a_day(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell every half minute of a day: memory, open files, mappings, threads stay; so does the pace."""
-    monkeypatch.setattr(memory_pool, "KEEP_SECONDS", KEEP_SECONDS)
+    monkeypatch.setattr(exported_segments, "KEEP_SECONDS", KEEP_SECONDS)
     times = []
     with Session(2) as session:
         day = Day(session)

@@ -165,7 +165,7 @@ def run_ranks(
         fault_injection.marked_modules()
     with (
         tempfile.TemporaryDirectory(prefix="nbp-ranks-") as folder,
-        ControlView(fd) as view,
+        contextlib.closing(ControlView(fd)) as view,
         _children(world_size, ranks, function, fd, folder, cpus, faults) as (pids, pipes),
     ):
         running = Running([pids[r] for r in ranks], view, time.monotonic_ns())

@@ -14,8 +14,8 @@ from nbparallel.errors import (
     StrategyUnavailableError,
 )
 from nbparallel.sharing import arrays, current_store
-from nbparallel.sharing.strategies import page_allocation, registry
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies import named_files, registry
+from nbparallel.sharing.strategies.named_files import MemoryMapStrategy
 from nbparallel.testing.strategies import temporary_registry
 
 
@@ -99,10 +99,10 @@ def test_what_cannot_be_shared_is_refused(tmp_path, monkeypatch):
     ):
         with pytest.raises(error, match=words):
             nbp.from_file(tmp_path / name, **arguments)
-    monkeypatch.setattr(page_allocation, "file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr(named_files, "file_system_of", lambda path: "nfs4")
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.from_file(tmp_path / "x.npy")
-    monkeypatch.setattr(page_allocation, "file_system_of", lambda path: "fuse.drive")  # Colab's Google Drive
+    monkeypatch.setattr(named_files, "file_system_of", lambda path: "fuse.drive")  # Colab's Google Drive
     with pytest.raises(StrategyUnavailableError, match="network file system"):
         nbp.set_sharing_strategy("mmap", directory=tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["cut.npy", "o.npy", "x.npy"]
@@ -155,7 +155,7 @@ def test_errors_speak_of_the_users_file(tmp_path, monkeypatch):
 def test_a_network_file_system_may_be_insisted_on(tmp_path, monkeypatch):
     """`allow_network=True` opens the file all the same; the ranks are told about the directory as well."""
     strategy = MemoryMapStrategy()
-    monkeypatch.setattr(page_allocation, "file_system_of", lambda path: "nfs4")
+    monkeypatch.setattr(named_files, "file_system_of", lambda path: "nfs4")
     np.save(tmp_path / "x.npy", np.arange(10))
     assert nbp.from_file(tmp_path / "x.npy", allow_network=True).sum() == 45
     assert nbp.from_file(tmp_path / "y.npy", int, 3, "w+", allow_network=True).sum() == 0

@@ -38,7 +38,7 @@ def test_f72_nobody_needs_them(tmp_path: Path) -> None:
 
 MAKER = """
 import os, sys, time
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.named_files import MemoryMapStrategy
 source = MemoryMapStrategy(sys.argv[1]).create(5000)
 {then}
 print(os.getpid(), flush=True)
@@ -106,7 +106,7 @@ def test_f72_in_an_overlay(tmp_path: Path) -> None:
 import os, subprocess
 from nbparallel.supervisor.sweep import sweep
 from nbparallel.wire.locked_names import file_system_of
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.named_files import MemoryMapStrategy
 top = {str(tmp_path)!r}
 options = f"lowerdir={{top}}/lower,upperdir={{top}}/upper,workdir={{top}}/work"
 done = subprocess.run(["mount", "-t", "overlay", "none", "-o", options, f"{{top}}/all"], capture_output=True)

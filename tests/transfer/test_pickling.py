@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbparallel.errors import ProtocolError
-from nbparallel.transfer.checksum import checksum_buffer
+from nbparallel.transfer.pickle_format import checksum_buffer
 from nbparallel.transfer.pickling import LARGE, dumps, loads
 from tests.transfer.standin import StandinStore
 

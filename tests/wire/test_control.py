@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ def view() -> Iterator[ControlView]:
     """Return a control segment for four ranks."""
     fd = control.create(4, 7)
     try:
-        with ControlView(fd) as view:
+        with contextlib.closing(ControlView(fd)) as view:
             yield view
     finally:
         os.close(fd)

@@ -23,8 +23,7 @@ from typing import Any
 import dask
 import distributed
 
-from nbparallel.cluster.dask.node_plugin import add_plugin, hold
-from nbparallel.cluster.dask.worker_node import LARGE, packed
+from nbparallel.cluster.dask.node_plugin import LARGE, add_plugin, hold, packed
 from nbparallel.cluster.host_messages import NodeReply
 from nbparallel.errors import StartError
 from nbparallel.session.interrupts import InterruptCounter

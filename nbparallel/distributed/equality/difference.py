@@ -20,7 +20,7 @@ import numpy as np
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_plain_array
 from nbparallel.errors import DifferentDataError, UnpicklableError, grouped, rank_list, with_article
 from nbparallel.sharing.tensors import bits_name, readable_bits, shown_dtype
-from nbparallel.transfer.checksum import checksum_buffer
+from nbparallel.transfer.pickle_format import checksum_buffer
 
 # Flattening: a value as a list of leaves, each with a digest that is equal where the data are.
 #

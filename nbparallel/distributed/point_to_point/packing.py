@@ -33,7 +33,7 @@ from nbparallel.errors import ProtocolError
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
 from nbparallel.sharing.tensors import is_tensor, tensor_of
 from nbparallel.transfer import pickling
-from nbparallel.transfer.pickle_format import ByValue
+from nbparallel.transfer.pickle_format import BY_VALUE
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import RECORD, RECORD_ALIGN
 
@@ -231,7 +231,6 @@ PRIVATE = (
 )
 LARGEST_META = 1024
 """Bytes of a description beside which content does not travel in the ring."""
-_BY_VALUE: Any = ByValue()
 _BUILTINS = (int, float, complex, bool, str, bytes, type(None))
 
 
@@ -334,7 +333,7 @@ class Packer:
         """Return `x` as a payload for a rank elsewhere: a large one stays here until that asks for it."""
         array = as_plain_array(x)
         if array is None or len(self.meta(array)) > LARGEST_META:
-            data, meta, kind = pickling.dumps(x, _BY_VALUE).data, b"", OBJECT
+            data, meta, kind = pickling.dumps(x, BY_VALUE).data, b"", OBJECT
             if len(data) <= self._inline:
                 return Payload(kind, meta, data, nbytes=len(data))
             array = np.frombuffer(data, np.uint8)

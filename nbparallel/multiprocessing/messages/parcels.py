@@ -313,11 +313,11 @@ def why_unsendable(part: Any, name: str, *, task: bool = False) -> Exception | N
 def _options(member: Any | None, *, task: bool) -> dict[str, Any]:
     """Return how this process pickles: `serialise` has the names.  Without a member all arrays are copied."""
     from nbparallel.sharing.memory.mapping import Files
-    from nbparallel.transfer.pickle_format import ByValue
+    from nbparallel.transfer.pickle_format import BY_VALUE
     from nbparallel.transfer.unpickling import own_globals
 
     return {
-        "store": ByValue() if member is None else member.store,
+        "store": BY_VALUE if member is None else member.store,
         "broker": None if member is None else member.broker,
         "main_globals": own_globals(),
         "reducers": ChainMap(RAISED, ForkingPickler._extra_reducers),  # type: ignore[attr-defined]  # locks …
@@ -387,12 +387,12 @@ def open_parcel(parcel: int, data: bytes) -> Any:
 def open_message(data: bytes, member: Any | None) -> Any:
     """Rebuild the object of a message, whatever holds its memory until then."""
     from nbparallel.transfer import definitions
-    from nbparallel.transfer.pickle_format import ByValue
+    from nbparallel.transfer.pickle_format import BY_VALUE
     from nbparallel.transfer.pickling import loads
     from nbparallel.transfer.unpickling import own_globals
 
     main_globals = own_globals()
-    store = ByValue() if member is None else member.store
+    store = BY_VALUE if member is None else member.store
     broker = None if member is None else member.broker
     known = len(definitions.KNOWN)
     result = loads(data, store, broker=broker, main_globals=main_globals, bind=bind_globals)

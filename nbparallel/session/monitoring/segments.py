@@ -19,7 +19,7 @@ from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
 from nbparallel.sharing import SegmentStatistics, Store
 from nbparallel.sharing.memory.memory_limits import limits
-from nbparallel.sharing.strategies.file_system import DIRECTORY
+from nbparallel.sharing.strategies.named_files import DIRECTORY
 from nbparallel.transfer.variable_info import describe_variable, has_memory
 from nbparallel.wire.inspection import LedgerRow, NamespaceReport, Origin, VariableInfo
 from nbparallel.wire.messages import RankSegment

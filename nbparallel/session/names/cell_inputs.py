@@ -516,7 +516,7 @@ class CellInputs:
         self.words |= serialised.words
         self.assigned |= serialised.assigned
         self._enqueue(sorted(serialised.global_names), name, doubtful=False)
-        for cls in serialised.classes:
+        for cls in serialised.classes.values():
             identifier = definitions.tracker(cls)
             if identifier not in self.classes:
                 definition = encode_class(cls, self._store, self.broker, self.namespace)

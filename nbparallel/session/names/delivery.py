@@ -43,7 +43,7 @@ from nbparallel.sharing.tensor_storage import (
     tensors_in,
 )
 from nbparallel.sharing.tensors import is_tensor
-from nbparallel.transfer.pickle_format import ByValue
+from nbparallel.transfer.pickle_format import BY_VALUE
 from nbparallel.transfer.pickling import Serialised
 from nbparallel.wire.name_updates import NameKind, NameUpdate, UsageHints
 from nbparallel.wire.units import size_text
@@ -248,7 +248,7 @@ class NameDelivery:
             inputs = CellInputs(self._store, self._broker, self._arrays, namespace)
             inputs.gather(free, self._is_own)
             private = inputs.encode_arrays()
-            if private and registry.find_strategy().shares and not isinstance(self._store, ByValue):
+            if private and registry.find_strategy().shares and self._store is not BY_VALUE:
                 notes += self._move(private, namespace, inputs.copied)
                 inputs.encode_arrays()
             inputs.copy_arrays()

@@ -25,7 +25,7 @@ from nbparallel.sharing import SegmentBroker, Store
 from nbparallel.sharing.memory.mapping import Files
 from nbparallel.transfer import pickling
 from nbparallel.transfer.definitions import find_modules
-from nbparallel.transfer.pickle_format import ArrayStore, Pickled
+from nbparallel.transfer.pickle_format import Pickled
 from nbparallel.transfer.pickling import Serialised, serialise
 from nbparallel.wire.name_updates import ArrayHandle, NameKind, NameUpdate
 
@@ -180,7 +180,7 @@ def dump(
     whole: Any,
     parts: Mapping[str, Any],
     broker: SegmentBroker | None,
-    store: ArrayStore | None = None,
+    store: Store | None = None,
     files: Files = Files.SHARED,
 ) -> Pickled:
     """Pickle `whole`; if that fails, raise for the first of `parts` (by the user's word for it) that does.

@@ -15,7 +15,7 @@ from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.launch import SupervisorLaunch, check_world_size
 from nbparallel.session.processes.rank_handle import describe_death
 from nbparallel.session.processes.rank_pool import RankPool
-from nbparallel.transfer.pickle_format import ArrayStore
+from nbparallel.sharing import Store
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 
@@ -28,7 +28,7 @@ class TaskPool(Protocol):
         """Which ranks are where."""
 
     @property
-    def store(self) -> ArrayStore:
+    def store(self) -> Store:
         """Through which values travel to the ranks."""
 
     @property

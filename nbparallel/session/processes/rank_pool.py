@@ -46,7 +46,7 @@ from nbparallel.session.processes.launch import (
 from nbparallel.session.processes.rank_handle import EventLoop, RankDeath, RankHandle, working_context
 from nbparallel.session.processes.supervisor_client import RankQueries, SupervisorClient
 from nbparallel.sharing import Store
-from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.lifecycle.segment import SegmentBroker
 from nbparallel.wire import control
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.control_layout import keep_locks

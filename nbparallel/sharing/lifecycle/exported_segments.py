@@ -12,17 +12,22 @@ comes back before that (a rank sends the array to its maker), the hold is taken 
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 from nbparallel.errors import ChannelClosedError, FileDescriptorLimitError, SegmentLostError
-from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
-from nbparallel.sharing.lifecycle.segment import Block, Phase, Segment, SegmentStatistics, lost
-from nbparallel.sharing.memory.mapping import Access, Mapping, Root
-from nbparallel.sharing.strategies import registry
-from nbparallel.sharing.strategies.strategy import Strategy
+from nbparallel.sharing.lifecycle.segment import (
+    Block,
+    Region,
+    Segment,
+    SegmentBroker,
+    SegmentStatistics,
+)
+from nbparallel.sharing.memory.mapping import Access
+from nbparallel.sharing.memory.memory_limits import limits, spare
 from nbparallel.wire.segments import (
     AllowWrite,
     Forget,
@@ -33,6 +38,7 @@ from nbparallel.wire.segments import (
     Removed,
     segment_id,
 )
+from nbparallel.wire.system import ReadText, read_text
 
 # Registration: which sessions know which segments and memories of this process.
 
@@ -112,60 +118,6 @@ class Sessions:
             self._on_gone(broker)
 
 
-# Which regions of a process take arrays, and how large the next one is.
-
-FIRST_NBYTES = 1 << 20
-"""Of the first region: reserving it takes 0.1 ms, and ten arrays cost no more."""
-MOST_WASTED_NBYTES = 32 << 20
-"""Memory of dead arrays that living ones may keep from reuse (or half of all regions, if that is more).
-Beyond that small arrays get dedicated segments, which are freed one by one."""
-DEDICATED_SHARE = 8
-"""Dedicated segments may use 1/8 of a process's descriptors; beyond that small arrays are packed again."""
-
-
-class RegionSet:
-    """The segments of one process that take arrays, by strategy and right; its store locks."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, bool], list[Segment]] = {}
-
-    def allocate(self, strategy: Strategy, nbytes: int, *, writable: bool) -> Root | None:
-        """Return an extent's root, in the oldest region that has room; None if a new region is needed.
-
-        The oldest, so that regions that were needed only for a while become empty.
-        """
-        for segment in self._open.get((strategy.name, writable), ()):
-            if segment.region is not None and (root := segment.region.allocate(nbytes)) is not None:
-                return root
-        return None
-
-    def next_nbytes(self, strategy: Strategy, nbytes: int, *, writable: bool) -> int:
-        """Return how large the next region should be: as all others together, so that there are few."""
-        there = sum(segment.nbytes for segment in self._open.get((strategy.name, writable), ()))
-        wanted = max(there, FIRST_NBYTES, 2 * strategy.packs_below)
-        return max(nbytes, min(wanted, strategy.region_nbytes))
-
-    def wasteful(self, strategy: Strategy, *, writable: bool) -> bool:
-        """Return whether arrays that have died keep too much memory."""
-        regions = [segment.region for segment in self._open.get((strategy.name, writable), ())]
-        wasted = sum(region.wasted for region in regions if region is not None)
-        if wasted <= MOST_WASTED_NBYTES:
-            return False
-        return 2 * wasted > sum(region.nbytes for region in regions if region is not None)
-
-    def open(self, segment: Segment) -> None:
-        """Put arrays into `segment` from now on."""
-        self._open.setdefault((segment.strategy, segment.writable), []).append(segment)
-
-    def close(self, segment: Segment) -> bool:
-        """Put no more arrays into `segment` (idempotent); return whether it was open."""
-        taking = self._open.get((segment.strategy, segment.writable), [])
-        if segment not in taking:
-            return False
-        taking.remove(segment)
-        return True
-
-
 MOST_POSTED = 16
 """Blocks kept that messages may hold and no array here uses: each costs a descriptor."""
 
@@ -181,15 +133,16 @@ class ExportedSegments:
     def __init__(self, client: int, pool: MemoryPool, sessions: Sessions) -> None:
         self.client = client
         self.pool = pool
-        self.regions = RegionSet()
-        self.by_id: dict[int, Segment] = {}
-        """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
         self.posted: set[int] = set()
         """Our ids of segments that messages in flight hold, or held."""
         self.gave_up = False
         """Whether any of them was left to the supervisor."""
-        self._unused: dict[int, Segment] = {}
+        self.unused: dict[int, Segment] = {}
         """Those of them that no array here uses, the oldest first; some may be used again, or retired."""
+        self.open_regions: dict[tuple[str, bool], list[Region]] = {}
+        """By strategy and right: those that take arrays."""
+        self.by_id: dict[int, Segment] = {}
+        """By our ids: segments made here, and fetched ones that another session knows by an id of ours."""
         self._sessions = sessions
         self._serial = itertools.count(1)
         self._memories: dict[int, list[SegmentBroker]] = {}
@@ -203,7 +156,7 @@ class ExportedSegments:
     @property
     def released(self) -> list[Block]:
         """Memory that only other processes use, as far as is known here."""
-        return [s.block for s in self.by_id.values() if s.phase is Phase.RELEASED and s.block is not None]
+        return [s.block for s in self.by_id.values() if s.released and s.block is not None]
 
     def add(self, block: Block, *, writable: bool, poolable: bool) -> Segment:
         """Give a block of memory a new identity."""
@@ -215,6 +168,12 @@ class ExportedSegments:
         segment.receive(block, poolable=poolable)
         self.by_id[identifier] = segment
         return segment
+
+    def close_region(self, segment: Segment) -> None:
+        """Put no more arrays into `segment` (idempotent)."""
+        taking = self.open_regions.get((segment.strategy, segment.writable), [])
+        if segment.region in taking:
+            taking.remove(segment.region)
 
     def register(self, segment: Segment, broker: SegmentBroker | None) -> int:
         """Return the id under which a session knows a segment; register it there if it is new."""
@@ -273,19 +232,6 @@ class ExportedSegments:
             self._sessions.notify(broker, Freed(memory))
         self._memories.pop(memory, None)
 
-    def hold_again(self, segment: Segment, broker: SegmentBroker | None) -> None:
-        """Hold a released segment again: a handle of it came back to its maker."""
-        if broker is None or broker not in segment.registered:
-            raise lost(segment.id)
-        # An IDLE that is under way is invalid then; the broker sees to it.
-        os.close(broker.fetch(segment.id, writable=True))
-
-    def map_private(self, segment: Segment, block: Block) -> Mapping:
-        """Map a segment copy-on-write, once more for each array."""
-        mapping = registry.strategy_of(segment.strategy).map(block.source, Access.PRIVATE)
-        segment.private.add(mapping)
-        return mapping
-
     def retire(self, segment: Segment) -> None:
         """Pool or free the memory of a segment that no session and no array needs (idempotent)."""
         if segment.used or segment.registered or self.by_id.pop(segment.id, None) is None:
@@ -301,24 +247,20 @@ class ExportedSegments:
         if path:
             self._sessions.removed(path)
 
-    def give_up_posted(self) -> None:
-        """Leave to the supervisor what too many messages hold and no array here uses.
+    def mark_posted(self, segments: Iterable[int]) -> None:
+        """Record that messages hold segments; leave those to the supervisor that no array uses and are many.
 
         It is asked for a descriptor of each first: what it could not keep, this process must.
         """
-        for identifier, segment in list(self._unused.items()):
+        self.posted.update(self.by_id.keys() & segments)
+        for identifier, segment in list(self.unused.items()):
             if identifier not in self.by_id:
                 self.posted.discard(identifier)
-            if identifier not in self.by_id or segment.phase is not Phase.RELEASED:
-                self._unused.pop(identifier, None)
-        for segment in list(self._unused.values())[:-MOST_POSTED]:
-            self._unused.pop(segment.id, None)
+            if identifier not in self.by_id or not segment.released:
+                self.unused.pop(identifier, None)
+        for segment in list(self.unused.values())[:-MOST_POSTED]:
+            self.unused.pop(segment.id, None)
             self._give_up(segment)
-
-    def note_unused(self, segment: Segment) -> None:
-        """Record that no array here uses a segment any more."""
-        if segment.id in self.posted and segment.block is not None and not segment.block.source.path:
-            self._unused[segment.id] = segment
 
     def _give_up(self, segment: Segment) -> None:
         try:
@@ -370,10 +312,8 @@ class ExportedSegments:
             self.by_id[segment.id] = segment
             own = segment.block
             if client and not segment.writable and own is not None and own.mapping.access is Access.WRITE:
-                was_open = segment.region is not None and self.regions.close(segment)
+                self.close_region(segment)
                 segment.writable = True
-                if was_open:
-                    self.regions.open(segment)
             if own is not None:
                 self._unmap_elsewhere(own)
                 segment.receive(own, poolable=segment.poolable)
@@ -388,3 +328,190 @@ class ExportedSegments:
     def statistics(self) -> list[SegmentStatistics]:
         """Return a record of each segment that this process made and has not retired."""
         return [segment.statistics() for segment in self.by_id.values() if segment.own]
+
+
+# Memory pool: freed segments of this process, kept because their pages have been touched already.
+#
+# The first touch of fresh shared pages costs about ten times the copy into them (64 MB: 40 ms, then 4 ms).
+# What is not reused is freed after a while, also when nothing happens: a rank's loop and the session's thread
+# see to it.  A process without a session has neither, so it keeps nothing (`ExportedSegments.retire`).
+
+SHARE = 8
+"""A process keeps at most 1/8 of what is left."""
+MOST_NBYTES = 1 << 30
+"""Kept at most, in bytes, on a machine that has plenty."""
+LEAST_NBYTES = 4 << 20
+"""Kept without reading what is left, which takes 0.1 ms."""
+FRESH_SECONDS = 1.0
+"""How long a reading is relied on."""
+
+
+class PoolBudget:
+    """How much freed memory may be kept.
+
+    Parameters
+    ----------
+    fixed : int, optional
+        Always so many bytes, whatever is left.
+    read : callable, optional
+        Returns a small file's text.
+    """
+
+    def __init__(self, fixed: int | None = None, read: ReadText = read_text) -> None:
+        self.fixed = fixed
+        self._read = read
+        self._until = 0.0
+        self._left = 0
+
+    def allows(self, nbytes: int, own: int = 0) -> bool:
+        """Return whether `nbytes` may be kept; `own` of them would be left if they were not."""
+        if self.fixed is not None:
+            return nbytes <= self.fixed
+        if nbytes <= LEAST_NBYTES:
+            return True
+        if nbytes > MOST_NBYTES:
+            return False
+        if time.monotonic() >= self._until:
+            # Without /proc what is left is unknown: half of the machine is a guess.
+            unknown = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+            self._left = min((limit.free for limit in limits(self._read)), default=unknown)
+            self._until = time.monotonic() + FRESH_SECONDS
+        return nbytes <= (self._left + own) // SHARE
+
+
+SLACK = 8
+"""A segment serves a request if no more than 1/8 of it is wasted."""
+MAX_BLOCKS = 64
+"""Kept at most: each costs a descriptor.  Less where few are allowed."""
+KEEP_SECONDS = 30.0
+"""Kept at most, if it is not reused."""
+REFUSES_SECONDS = 0.2
+"""An array that died just now comes back when the supervisor has read that no process holds it."""
+
+
+class Kept(Protocol):
+    """Something that is kept."""
+
+    since: float
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+
+
+K = TypeVar("K")
+V = TypeVar("V", bound=Kept)
+
+
+class KeptMemory(Generic[K, V]):
+    """Memory that no array uses, kept for a while, the oldest first; not thread-safe, its store locks.
+
+    A signal handler, or a user's ``__del__``, may take and put anywhere: so loops are over copies, and one
+    certain entry is taken out.
+    """
+
+    def __init__(self, budget: PoolBudget, most: int, on_first: list[Callable[[], None]]) -> None:
+        self.budget, self._most, self._kept = budget, most, dict[K, V]()
+        self.on_first = on_first
+        """Called when something is about to be kept, and nothing is: it has to be trimmed in time."""
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """What is kept, in bytes."""
+        return sum(kept.nbytes for kept in list(self._kept.values()))
+
+    def _keep(self, key: K, what: V) -> None:
+        """Keep something, and give up the oldest if it gets too much."""
+        what.since = time.monotonic()
+        if not self._kept:
+            for notify in list(self.on_first):
+                notify()
+        self._kept[key] = what
+        for oldest in list(self._kept):
+            if self._allows(self.nbytes) and len(self._kept) <= min(self._most, spare()):
+                break
+            self._drop(oldest)
+
+    def _allows(self, nbytes: int) -> bool:
+        return self.budget.allows(nbytes)
+
+    def trim(self, keep_seconds: float | None = None) -> int:
+        """Give up what has not been needed for so long (`KEEP_SECONDS`); return the bytes."""
+        if not self._kept:
+            return 0
+        limit = time.monotonic() - (KEEP_SECONDS if keep_seconds is None else keep_seconds)
+        return sum(self._drop(key) for key, kept in list(self._kept.items()) if kept.since <= limit)
+
+    def _drop(self, key: K) -> int:
+        """Give up one; return its bytes."""
+        if (kept := self._kept.pop(key, None)) is None:
+            return 0
+        self._close(kept)
+        return kept.nbytes
+
+    def _close(self, kept: V) -> None:
+        raise NotImplementedError
+
+    def seconds_left(self) -> float | None:
+        """Return when there is something to `trim`; None if nothing is kept."""
+        since = [kept.since for kept in list(self._kept.values())]
+        return max(0.0, min(since) + KEEP_SECONDS - time.monotonic()) if since else None
+
+
+class MemoryPool(KeptMemory[int, Block]):
+    """Freed blocks, by their identity."""
+
+    def __init__(self, max_nbytes: int | None = None) -> None:
+        super().__init__(PoolBudget(max_nbytes), MAX_BLOCKS, [])
+        self.lasting = max_nbytes is not None
+        """Whether memory is kept without a session as well."""
+        self._refuses_until = 0.0
+        self.close_block: Callable[[Block], None] = Block.close
+        """Called with a block that is not kept any longer, to free it."""
+
+    @property
+    def blocks(self) -> list[Block]:
+        """What is kept, the oldest first."""
+        return list(self._kept.values())
+
+    def take(self, nbytes: int, strategy: str) -> Block | None:
+        """Return the smallest block that holds `nbytes` without much waste."""
+        fitting = [block for block in self.blocks if self.fits(block, nbytes, strategy)]
+        for block in sorted(fitting, key=lambda block: block.nbytes):
+            if self._kept.pop(id(block), None) is block:
+                return block
+        return None
+
+    @staticmethod
+    def fits(block: Block, nbytes: int, strategy: str) -> bool:
+        """Return whether `take` would return a block if it were here."""
+        most = nbytes + nbytes // SLACK + mmap.PAGESIZE
+        return nbytes <= block.nbytes <= most and block.source.strategy == strategy
+
+    def put(self, block: Block) -> None:
+        """Keep a block, closing the oldest ones if it gets too much."""
+        if time.monotonic() < self._refuses_until or not self._allows(block.nbytes):
+            self.close_block(block)  # rather than everything that is older
+        else:
+            self._keep(id(block), block)
+
+    def _allows(self, nbytes: int) -> bool:
+        return self.budget.allows(nbytes, nbytes)
+
+    def _close(self, kept: Block) -> None:
+        self.close_block(kept)
+
+    def refuse(self) -> None:
+        """Free all blocks, and keep none for a moment: another process has no room for an array."""
+        self._refuses_until = time.monotonic() + REFUSES_SECONDS
+        self.trim(0.0)
+
+    def statistics(self) -> tuple[SegmentStatistics, ...]:
+        """Return a record of every block."""
+        return tuple(
+            SegmentStatistics(0, block.nbytes, block.source.strategy, True, "pooled", True, 0)
+            for block in self.blocks
+        )

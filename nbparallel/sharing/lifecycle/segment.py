@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import enum
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from nbparallel.errors import SegmentLostError
-from nbparallel.sharing.broker import SegmentBroker
+from nbparallel.sharing.memory import array_layout
 from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, Root
 from nbparallel.sharing.strategies.strategy import SegmentSource
+from nbparallel.wire.segments import FramePayload, Notice
 
 # Regions: segments that hold many small arrays.
 #
@@ -23,7 +27,7 @@ from nbparallel.sharing.strategies.strategy import SegmentSource
 #
 # An extent is reused when its array has died, unless a handle of it was sent (`Region.mark_sent`): other
 # processes hold segments, not extents, so it is not known which of them still use it.  Such an extent is
-# reused with its region only; until then it is `wasted`, of which there may be so much (`RegionSet`).
+# reused with its region only; until then it is `wasted`, of which there may be so much (`Allocator`).
 #
 # Rights belong to a whole mapping, so arrays that ranks may write are in other regions than those they may
 # only read; letting them write to one of the latter means to move it (`Store.share` with ``for_all``).
@@ -74,7 +78,8 @@ class Region:
         self.mapping = mapping
         self._dead = dead
         self._extents: dict[int, Extent] = {}
-        self._living: set[Extent] = set()
+        self.living: set[Extent] = set()
+        """Those that arrays of this process use."""
         self._starts: list[int] = []
         """Where extents begin, ascending; some may have ended."""
         self._free_extents: list[tuple[int, int]] = [(mapping.nbytes // ALIGNMENT * ALIGNMENT, 0)]
@@ -83,11 +88,6 @@ class Region:
         """Bytes freed since free extents were last joined."""
         self.wasted = 0
         """Bytes of extents whose arrays have died here, while other processes may use them."""
-
-    @property
-    def living(self) -> bool:
-        """Whether any array of this process is here."""
-        return bool(self._living)
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +117,7 @@ class Region:
         return self._enter(extent, nbytes)
 
     def _enter(self, extent: Extent, nbytes: int) -> Root:
-        self._living.add(extent)
+        self.living.add(extent)
         root, extent.lease = self.mapping.part(extent.start, nbytes, self._dead)
         return root
 
@@ -129,23 +129,18 @@ class Region:
                 return extent if offset < extent.stop else None
         return None
 
-    def mark_sent(self, offset: int) -> None:
-        """Record that a handle of the array with a byte at `offset` was sent; see note [packed arrays]."""
-        extent = self.extent(offset)
-        if extent is not None:
-            extent.sent = True
-
-    def mark_all_sent(self) -> None:
-        """Record that every array was handed to another process, a forked child."""
-        for extent in list(self._extents.values()):
-            extent.sent = True
+    def mark_sent(self, offset: int | None = None) -> None:
+        """Record that a handle of the array with a byte at `offset` was sent, or that all arrays were."""
+        for extent in list(self._extents.values()) if offset is None else [self.extent(offset)]:
+            if extent is not None:
+                extent.sent = True
 
     def root(self, extent: Extent) -> Root:
         """Return the root of an extent, which may be used again after its array had died."""
         root = None if extent.lease is None else extent.lease()
         if root is not None:
             return root
-        if extent not in self._living:
+        if extent not in self.living:
             self.wasted -= extent.stop - extent.start
         return self._enter(extent, extent.stop - extent.start)
 
@@ -161,16 +156,16 @@ class Region:
             if self._extents.pop(extent.start, None) is not None:
                 self._loose += length
                 insort(self._free_extents, (length, extent.start))
-        elif extent in self._living:
+        elif extent in self.living:
             self.wasted += length
-        self._living.discard(extent)
+        self.living.discard(extent)
 
     def repair(self) -> None:
         """Check every extent: an operation was interrupted."""
         for extent in list(self._extents.values()):
             if not extent.used:
                 self._vacate(extent)
-        self._living = {extent for extent in self._extents.values() if extent.used}
+        self.living = {extent for extent in self._extents.values() if extent.used}
         self.wasted = sum(extent.stop - extent.start for extent in self._extents.values() if not extent.used)
         self.join()
 
@@ -188,15 +183,6 @@ class Region:
         self._starts, self._free_extents = [start for start, _ in extents], sorted(free_extents)
 
 
-class Phase(enum.Enum):
-    """Phase in the life of an own segment; a fetched one is always `LIVE`."""
-
-    LIVE = "live"
-    """Arrays of this process use it."""
-    RELEASED = "released"
-    """No array here does, but other processes may still."""
-
-
 @dataclass(slots=True, eq=False)
 class Block:
     """A segment's memory without its identity: what is reused."""
@@ -205,7 +191,7 @@ class Block:
     """Its descriptor."""
     mapping: Mapping
     """The owner's mapping for writing; no array uses it while the block is in the pool."""
-    freed: float = field(default=0.0)
+    since: float = field(default=0.0)
     """When it came into the pool (monotonic clock, seconds)."""
     memory: int = field(default=0)
     """Id over all its uses, that of the first; 0: there was none yet, or there will be only one."""
@@ -239,8 +225,8 @@ class Segment:
     """The memory, if this process made it."""
     broker: SegmentBroker | None = None
     """Session that it was fetched from, if another process made it; None once that session is over."""
-    phase: Phase = Phase.LIVE
-    """Only for own ones."""
+    released: bool = False
+    """Of an own one: no array of this process uses it, but other processes may still."""
     poolable: bool = True
     """False if its strategy reuses nothing, or a session that knew it ended: a dying rank might write."""
     registered: dict[SegmentBroker, int] = field(default_factory=dict)
@@ -268,7 +254,7 @@ class Segment:
         """Whether arrays of this process use it."""
         if self.private or self.inherited:
             return True
-        return bool(self.mappings) if self.block is None else self.phase is Phase.LIVE
+        return bool(self.mappings) if self.block is None else not self.released
 
     @property
     def packed_read_only(self) -> bool:
@@ -295,7 +281,7 @@ class Segment:
         """Return whether arrays use this segment through `mapping`."""
         if mapping.living_root() is not None:
             return True
-        return self.region is not None and mapping is self.region.mapping and self.region.living
+        return self.region is not None and mapping is self.region.mapping and bool(self.region.living)
 
     @property
     def reachable(self) -> bool:
@@ -309,7 +295,7 @@ class Segment:
             nbytes=self.nbytes,
             strategy=self.strategy,
             own=self.own,
-            phase=self.phase.value,
+            phase="released" if self.released else "live",
             writable=self.writable,
             sessions=len(self.registered) + (self.broker is not None),
             read_only=self.block is not None and self.block.mapping.access is Access.READ,
@@ -340,15 +326,8 @@ class Location(NamedTuple):
     """Whether every process of the session may."""
 
 
-class Inherited(NamedTuple):
-    """One mapping that a forked child has from its parent."""
-
-    segment_id: int
-    """The segment's id in the session."""
-    segment: Segment
-    """As the parent knew it."""
-    mapping: Mapping
-    """Which arrays use."""
+Inherited = tuple[int, Segment, Mapping]
+"""Of a forked child: a segment's id in the session, the segment as its parent knew it, a mapping of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,3 +352,138 @@ class SegmentStatistics:
     """Whether no process may write, its maker included: a file that was opened for reading only."""
     path: str = ""
     """Its file, if this process made it and its strategy gives names."""
+
+
+# Segment broker: the protocol by which a store registers, fetches and releases segments of a session.
+
+
+class SegmentBroker(Protocol):
+    """One session's exchange of segments, as seen from one process.
+
+    Sharing does not know how the other processes are reached: `nbparallel.channel.SegmentClient` speaks
+    to the supervisor, tests use an exchange within one process.
+
+    Notes
+    -----
+    Implementations are thread-safe.  Every method raises `ChannelClosedError` when the session is gone.
+    """
+
+    @property
+    def client(self) -> int:
+        """Client number of this process in the session."""
+
+    def send(self, message: FramePayload, fd: int | None = None) -> None:
+        """Send a message of `wire.segments`, with a descriptor that the caller keeps; waits for no answer."""
+
+    def fetch(self, segment: int, *, writable: bool, memory: int = 0) -> int:
+        """Hold a segment and return a descriptor of it, which the caller closes.
+
+        `memory` says which block of memory it is to be a use of; 0: it does not matter.
+
+        Raises
+        ------
+        SegmentLostError
+            Its memory is no longer there, or no answer came within the bound.
+        ReadOnlyArrayError
+            `writable` was asked for, and its creator does not allow that.
+        FileDescriptorLimitError
+            The supervisor or this process has no descriptor left.
+        """
+
+    def notices(self) -> Sequence[Notice]:
+        """Return the notices that have come in since the last call, without waiting."""
+
+
+# Address map: which mapping an address belongs to.
+
+AnyArray = npt.NDArray[Any]
+_interface_of: Any = np.ndarray.__array_interface__.__get__
+_base_of: Any = np.ndarray.base.__get__
+"""numpy's own, whatever a subclass makes of them: a traced array's base is another traced array."""
+
+
+class ArrayLocation(NamedTuple):
+    """Mapping and bytes of an array in this process."""
+
+    mapping: Mapping
+    """The mapping that holds all of its bytes."""
+    segment: Segment
+    """The segment that is mapped there."""
+    offset: int
+    """Offset in bytes of the element with all indices 0."""
+    start: int
+    """Offset of the first byte."""
+    stop: int
+    """Offset one past the last byte."""
+
+
+class AddressMap:
+    """Living mappings in order of address; not thread-safe, its store locks.
+
+    An array is found by the addresses of its bytes, not by its chain of bases: so one that came through a
+    memoryview, a tensor or `numpy.frombuffer` is found as well.
+    """
+
+    def __init__(self) -> None:
+        # One list of (address, mapping, segment), which is replaced, never changed: an interrupt, a signal
+        # handler, or a user's __del__ that calls us, never sees half of a change, and indices stay valid.
+        # Addresses differ, so that comparing entries never compares the rest.
+        self._entries: list[tuple[int, Mapping, Segment]] = []
+
+    def add(self, mapping: Mapping, segment: Segment) -> None:
+        """Enter a mapping (idempotent)."""
+        while True:
+            entries = self._entries
+            at = bisect_left(entries, (mapping.address,))
+            if at < len(entries) and entries[at][1] is mapping:
+                return
+            changed = [*entries[:at], (mapping.address, mapping, segment), *entries[at:]]
+            if self._entries is entries:  # no other change in between: nothing is called from here on
+                self._entries = changed
+                return
+
+    def remove(self, mapping: Mapping) -> None:
+        """Remove a mapping (idempotent)."""
+        while True:
+            entries = self._entries
+            at = bisect_left(entries, (mapping.address,))
+            if at == len(entries) or entries[at][1] is not mapping:
+                return
+            changed = [*entries[:at], *entries[at + 1 :]]
+            if self._entries is entries:
+                self._entries = changed
+                return
+
+    def find(self, x: object) -> ArrayLocation | None:
+        """Return where `x` is, or None if it is no array or in other memory."""
+        entries = self._entries
+        if not entries or not isinstance(x, np.ndarray):
+            return None
+        if x.size == 0:
+            return self._find_empty(x)
+        # Where nothing of it is written in Python, it takes half as long if that is not in the caches.
+        address: int = _interface_of(x)["data"][0] if x.dtype.names is None else x.ctypes.data
+        at = bisect_left(entries, (address + 1,)) - 1
+        if at < 0:
+            return None
+        start, mapping, segment = entries[at]
+        offset = address - start
+        if offset >= mapping.nbytes:
+            return None
+        low, high = (
+            (0, x.nbytes) if x.flags.c_contiguous else array_layout.extent(x.shape, x.strides, x.itemsize)
+        )
+        if offset + low < 0 or offset + high > mapping.nbytes:
+            return None
+        return ArrayLocation(mapping, segment, offset, offset + low, offset + high)
+
+    def _find_empty(self, x: AnyArray) -> ArrayLocation | None:
+        """Find an array without elements by what it is a view of: its address may lie behind a mapping."""
+        root: Any = x
+        while isinstance(base := _base_of(root), np.ndarray):
+            root = base
+        found = self.find(root) if root.size else None
+        if found is None:
+            return None
+        offset = x.ctypes.data - found.mapping.address
+        return ArrayLocation(found.mapping, found.segment, offset, offset, offset)

@@ -9,123 +9,42 @@ exception passes: the next operation then begins by checking every segment (`Seg
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import os
+import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import cast
 
-import numpy as np
-import numpy.typing as npt
-
-from nbparallel.errors import LET_WRITE, ChannelClosedError, InvalidHandleError, ReadOnlyArrayError
-from nbparallel.sharing.broker import SegmentBroker
-from nbparallel.sharing.lifecycle.exported_segments import ExportedSegments, Sessions
-from nbparallel.sharing.lifecycle.imported_segments import ImportedSegments, MappingCache
-from nbparallel.sharing.lifecycle.memory_pool import MemoryPool
+from nbparallel.errors import (
+    LET_WRITE,
+    ChannelClosedError,
+    FileDescriptorLimitError,
+    InvalidHandleError,
+    ReadOnlyArrayError,
+    SharedMemoryFullError,
+)
+from nbparallel.sharing.lifecycle.exported_segments import (
+    ExportedSegments,
+    MemoryPool,
+    Sessions,
+)
+from nbparallel.sharing.lifecycle.imported_segments import MAX_MAPPINGS, ImportedSegments, MappingCache
 from nbparallel.sharing.lifecycle.segment import (
+    AddressMap,
+    ArrayLocation,
     Block,
     Inherited,
-    Phase,
     Region,
     Segment,
+    SegmentBroker,
     SegmentStatistics,
     lost,
 )
-from nbparallel.sharing.memory.array_layout import extent
-from nbparallel.sharing.memory.mapping import Access, Lease, Mapping, RetryQueue, Root
+from nbparallel.sharing.memory.mapping import Access, Content, Lease, Mapping, RetryQueue, Root
+from nbparallel.sharing.memory.memory_limits import check_descriptor, check_mappings, descriptor_limit
+from nbparallel.sharing.strategies import registry
+from nbparallel.sharing.strategies.strategy import Strategy
 from nbparallel.wire.name_updates import ArrayHandle
 from nbparallel.wire.segments import Drop, Fetched, Forget, Intend, Lost, Notice, Release, Unmap, creator_of
-
-# Address map: which mapping an address belongs to.
-
-AnyArray = npt.NDArray[Any]
-_interface_of: Any = np.ndarray.__array_interface__.__get__
-_base_of: Any = np.ndarray.base.__get__
-"""numpy's own, whatever a subclass makes of them: a traced array's base is another traced array."""
-
-
-class ArrayLocation(NamedTuple):
-    """Mapping and bytes of an array in this process."""
-
-    mapping: Mapping
-    """The mapping that holds all of its bytes."""
-    segment: Segment
-    """The segment that is mapped there."""
-    offset: int
-    """Offset in bytes of the element with all indices 0."""
-    start: int
-    """Offset of the first byte."""
-    stop: int
-    """Offset one past the last byte."""
-
-
-class AddressMap:
-    """Living mappings in order of address; not thread-safe, its store locks.
-
-    An array is found by the addresses of its bytes, not by its chain of bases: so one that came through a
-    memoryview, a tensor or `numpy.frombuffer` is found as well.
-    """
-
-    def __init__(self) -> None:
-        # One list of (address, mapping, segment), which is replaced, never changed: an interrupt, a signal
-        # handler, or a user's __del__ that calls us, never sees half of a change, and indices stay valid.
-        # Addresses differ, so that comparing entries never compares the rest.
-        self._entries: list[tuple[int, Mapping, Segment]] = []
-
-    def add(self, mapping: Mapping, segment: Segment) -> None:
-        """Enter a mapping (idempotent)."""
-        while True:
-            entries = self._entries
-            at = bisect_left(entries, (mapping.address,))
-            if at < len(entries) and entries[at][1] is mapping:
-                return
-            changed = [*entries[:at], (mapping.address, mapping, segment), *entries[at:]]
-            if self._entries is entries:  # no other change in between: nothing is called from here on
-                self._entries = changed
-                return
-
-    def remove(self, mapping: Mapping) -> None:
-        """Remove a mapping (idempotent)."""
-        while True:
-            entries = self._entries
-            at = bisect_left(entries, (mapping.address,))
-            if at == len(entries) or entries[at][1] is not mapping:
-                return
-            changed = [*entries[:at], *entries[at + 1 :]]
-            if self._entries is entries:
-                self._entries = changed
-                return
-
-    def find(self, x: object) -> ArrayLocation | None:
-        """Return where `x` is, or None if it is no array or in other memory."""
-        entries = self._entries
-        if not entries or not isinstance(x, np.ndarray):
-            return None
-        if x.size == 0:
-            return self._find_empty(x)
-        # Where nothing of it is written in Python, it takes half as long if that is not in the caches.
-        address: int = _interface_of(x)["data"][0] if x.dtype.names is None else x.ctypes.data
-        at = bisect_left(entries, (address + 1,)) - 1
-        if at < 0:
-            return None
-        start, mapping, segment = entries[at]
-        offset = address - start
-        if offset >= mapping.nbytes:
-            return None
-        low, high = (0, x.nbytes) if x.flags.c_contiguous else extent(x.shape, x.strides, x.itemsize)
-        if offset + low < 0 or offset + high > mapping.nbytes:
-            return None
-        return ArrayLocation(mapping, segment, offset, offset + low, offset + high)
-
-    def _find_empty(self, x: AnyArray) -> ArrayLocation | None:
-        """Find an array without elements by what it is a view of: its address may lie behind a mapping."""
-        root: Any = x
-        while isinstance(base := _base_of(root), np.ndarray):
-            root = base
-        found = self.find(root) if root.size else None
-        if found is None:
-            return None
-        offset = x.ctypes.data - found.mapping.address
-        return ArrayLocation(found.mapping, found.segment, offset, offset, offset)
 
 
 class SegmentTable:
@@ -141,7 +60,7 @@ class SegmentTable:
         self.brokers = self.sessions.brokers
         self.pool = pool
         self.own = ExportedSegments(client, pool, self.sessions)
-        self.cache = MappingCache(pool.budget, pool.on_first)
+        self.cache = MappingCache(pool.budget, MAX_MAPPINGS, pool.on_first)
         self.fetched = ImportedSegments(self.sessions, self.cache, lambda: self.mapped, self.collect)
         self._by_mapping: dict[Mapping, Segment] = {}
         self._address_map = AddressMap()
@@ -152,8 +71,8 @@ class SegmentTable:
 
     @property
     def mapped(self) -> int:
-        """How many segments are mapped."""
-        return len(self._by_mapping) + len(self.pool) + len(self.cache)
+        """How many segments are mapped, but for the few of the cache."""
+        return len(self._by_mapping) + len(self.pool)
 
     # Sessions
 
@@ -223,12 +142,13 @@ class SegmentTable:
         """Make a segment of a block of memory and return its root."""
         return self._begin(self.own.add(block, writable=writable, poolable=poolable), block.mapping)
 
-    def add_region(self, block: Block, *, writable: bool, poolable: bool) -> None:
+    def add_region(self, block: Block, *, writable: bool, poolable: bool) -> Region:
         """Make a segment of a block of memory and let arrays be packed into it."""
         segment = self.own.add(block, writable=writable, poolable=poolable)
-        segment.region = Region(block.mapping, self._dead)
+        region = segment.region = Region(block.mapping, self._dead)
         self._enter(segment, block.mapping)
-        self.own.regions.open(segment)
+        self.own.open_regions.setdefault((segment.strategy, writable), []).append(region)
+        return region
 
     def find(self, x: object) -> ArrayLocation | None:
         """Return where `x` is, or None if no other process could reach it there."""
@@ -248,8 +168,7 @@ class SegmentTable:
     def allow_write(self, x: object) -> bool:
         """Let every process write to the memory of `x`, as `Store.allow_write`; return if that is new."""
         location = self.find(x)
-        if location is None:
-            raise ValueError("only an array in shared memory can be made writable for other processes")
+        assert location is not None, "it was shared before"
         if location.segment.packed_read_only:
             raise ValueError("this array is packed with others: `x = nbp.share(x)` moves it")
         if location.segment.own and location.mapping.access is not Access.WRITE:
@@ -266,12 +185,6 @@ class SegmentTable:
                 f"this array is read-only on ranks: let them write with {LET_WRITE}, or work on `x.copy()`"
             )
         return False
-
-    def register(self, location: ArrayLocation, broker: SegmentBroker | None) -> int:
-        """Return the id under which a session knows the segment of an array whose handle is sent."""
-        if location.segment.region is not None:
-            location.segment.region.mark_sent(location.offset)
-        return self.own.register(location.segment, broker)
 
     def root(self, handle: ArrayHandle, access: Access, broker: SegmentBroker | None) -> tuple[Root, int]:
         """Return a root with the handle's array, and where it begins in the segment; fetched if needed."""
@@ -308,11 +221,17 @@ class SegmentTable:
         extent = None if region is None else region.extent(offset)
         if region is not None and extent is None:
             raise lost(segment.id)
-        if segment.phase is Phase.RELEASED and not segment.private:
-            self.own.hold_again(segment, broker)
+        if segment.released and not segment.private:
+            # A handle of it came back to its maker.
+            if broker is None or broker not in segment.registered:
+                raise lost(segment.id)
+            # An IDLE that is under way is invalid then; the broker sees to it.
+            os.close(broker.fetch(segment.id, writable=True))
         if access is Access.PRIVATE:
-            return self._begin(segment, self.own.map_private(segment, block)), 0
-        segment.phase = Phase.LIVE
+            mapping = registry.strategy_of(segment.strategy).map(block.source, Access.PRIVATE)
+            segment.private.add(mapping)
+            return self._begin(segment, mapping), 0
+        segment.released = False
         if region is None or extent is None:
             return self._begin(segment, block.mapping), 0
         self._enter(segment, block.mapping)
@@ -328,14 +247,7 @@ class SegmentTable:
             self._address_map.add(mapping, segment)
         self._by_mapping[mapping] = segment
 
-    # Messages in flight, and forked children
-
-    def mark_posted(self, segments: Iterable[int]) -> None:
-        """Record that messages hold segments, and give up the oldest that only messages hold."""
-        for identifier in segments:
-            if identifier in self.own.by_id:
-                self.own.posted.add(identifier)
-        self.own.give_up_posted()
+    # Forked children
 
     def prepare_fork(self, broker: SegmentBroker) -> list[Inherited] | None:
         """Return the mappings that arrays use, with the segments as a session knows them: registered there.
@@ -352,10 +264,10 @@ class SegmentTable:
             if not segment.reachable:
                 continue
             if segment.region is not None:
-                segment.region.mark_all_sent()
+                segment.region.mark_sent()
             session_id = self.own.register(segment, broker)
             if mapping.access is not Access.PRIVATE:
-                inherited.append(Inherited(session_id, segment, mapping))
+                inherited.append((session_id, segment, mapping))
         return inherited
 
     def inherit(self, inherited: Iterable[Inherited], broker: SegmentBroker) -> None:
@@ -389,11 +301,12 @@ class SegmentTable:
     def _end(self, segment: Segment, mapping: Mapping) -> None:
         """Take a mapping that no array uses out of the table (idempotent)."""
         self._address_map.remove(mapping)
-        own = segment.block is not None and mapping is segment.block.mapping
-        if own:
-            segment.phase = Phase.RELEASED
-            self.own.regions.close(segment)
-            self.own.note_unused(segment)
+        own = segment.block if segment.block is not None and mapping is segment.block.mapping else None
+        if own is not None:
+            segment.released = True
+            self.own.close_region(segment)
+            if segment.id in self.own.posted and not own.source.path:
+                self.own.unused[segment.id] = segment
         else:
             segment.private.discard(mapping)
             if segment.mappings.get(mapping.access) is mapping:
@@ -402,7 +315,7 @@ class SegmentTable:
         # The pool may have handed the memory out already: to a user's __del__, run by the collector.
         if self._by_mapping.get(mapping) is segment:
             self._by_mapping.pop(mapping, None)
-        if not own:
+        if own is None:
             self.fetched.release_mapping(segment, mapping)
 
     def _release_unused(self, segment: Segment) -> None:
@@ -424,7 +337,7 @@ class SegmentTable:
             mappings = [*segment.mappings.values(), *segment.private]
             if segment.region is not None:
                 segment.region.repair()
-            if segment.block is not None and segment.phase is Phase.LIVE:
+            if segment.block is not None and not segment.released:
                 mappings.append(segment.block.mapping)
             for mapping in mappings:
                 if not segment.used_through(mapping):
@@ -436,7 +349,7 @@ class SegmentTable:
     # Memory kept for reuse
 
     def trim(self, keep_seconds: float | None = None) -> int:
-        """Release what has been kept for so long (`memory_pool.KEEP_SECONDS`); return the bytes."""
+        """Release what has been kept for so long (`exported_segments.KEEP_SECONDS`); return the bytes."""
         self.cache.trim(keep_seconds)
         return self.pool.trim(keep_seconds)
 
@@ -449,3 +362,153 @@ class SegmentTable:
         """Return own, fetched and pooled segments; with `broker`, of the fetched only that session's."""
         others = self.fetched.statistics(broker) if fetched else []
         return (*self.own.statistics(), *others, *self.pool.statistics())
+
+
+# Allocation: memory for a new array, from the pool, a region or the system.
+
+PATIENCE_SECONDS = 0.2
+"""Time within which memory that no other process holds is returned, if the supervisor is not very busy."""
+PAUSE_SECONDS = 0.0001
+"""Between two polls."""
+WORTH_SECONDS = 5e-12
+"""Wait for each byte that may be returned: 1/50 of what it takes to allocate and touch it."""
+WORTH_NBYTES = 16 << 20
+"""Smaller memory is not waited for."""
+FIRST_NBYTES = 1 << 20
+"""Of the first region: reserving it takes 0.1 ms, and ten arrays cost no more."""
+MOST_WASTED_NBYTES = 32 << 20
+"""Memory of dead arrays that living ones may keep from reuse (or half of all regions, if that is more).
+Beyond that small arrays get dedicated segments, which are freed one by one."""
+DEDICATED_SHARE = 8
+"""Dedicated segments may use 1/8 of a process's descriptors; beyond that small arrays are packed again."""
+
+
+def await_return(table: SegmentTable, nbytes: int, strategy: str) -> Block | None:
+    """Return pooled memory, also if other processes are just releasing it; None if there is none.
+
+    A program that deletes a large array and makes the next is often quicker than the ranks' notice that they
+    do not use it any more.
+    """
+    limit = time.monotonic() + nbytes * WORTH_SECONDS
+    while True:
+        table.collect()
+        block = table.pool.take(nbytes, strategy)
+        if block is not None or nbytes < WORTH_NBYTES or time.monotonic() >= limit:
+            return block
+        if not table.pool.budget.allows(nbytes, nbytes):
+            return None  # it will not be kept
+        if not any(table.pool.fits(away, nbytes, strategy) for away in table.own.released):
+            return None
+        time.sleep(PAUSE_SECONDS)
+
+
+def make_room(table: SegmentTable) -> bool:
+    """Free what is pooled or just being released elsewhere; return whether there was anything."""
+    freed = table.cache.trim(0.0) + table.pool.trim(0.0) > 0
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left := len(table.own.released):
+        table.collect()
+        table.pool.trim(0.0)
+        if len(table.own.released) < left:
+            freed = True
+        elif time.monotonic() >= deadline:
+            break
+        else:
+            time.sleep(0.001)
+    return freed
+
+
+class Allocator:
+    """Makes arrays' memory of one strategy and right; not thread-safe, the store locks."""
+
+    def __init__(self, table: SegmentTable, strategy: Strategy, *, writable: bool) -> None:
+        self._table, self._strategy, self._writable = table, strategy, writable
+        self._regions = table.own.open_regions.setdefault((strategy.name, writable), [])
+
+    def dedicated(self, nbytes: int, content: Content | None = None) -> tuple[Root, bool]:
+        """Return the root of a dedicated segment, and whether it is fresh: zeros, or `content`."""
+        block, fresh = self._block(nbytes, content)
+        if not fresh:
+            # It may have been written through its descriptor only.
+            block.mapping.populate()
+        poolable = self._strategy.reuses_memory
+        return self._table.add(block, writable=self._writable, poolable=poolable), fresh
+
+    def packed(self, nbytes: int) -> Root:
+        """Return the root of an extent in a region of several arrays; its content is arbitrary.
+
+        It is in the oldest region that has room, so that those needed for a while become empty.
+        Where regions have become wasteful it is a dedicated segment, as long as there are few of those.
+        """
+        for region in self._regions:
+            if (extent := region.allocate(nbytes)) is not None:
+                return extent
+        there = sum(region.nbytes for region in self._regions)
+        wasted = sum(region.wasted for region in self._regions)
+        few = self._table.mapped < descriptor_limit() // DEDICATED_SHARE
+        if few and wasted > max(MOST_WASTED_NBYTES, there // 2):
+            return self.dedicated(nbytes)[0]
+        block = self._region_block(nbytes, there)
+        region = self._table.add_region(block, writable=self._writable, poolable=self._strategy.reuses_memory)
+        extent = region.allocate(nbytes)
+        assert extent is not None, "a new region has room for one array"
+        return extent
+
+    def _region_block(self, nbytes: int, there: int) -> Block:
+        """Return memory for a region, as large as all others together, so that there are few of them.
+
+        Where there is too little left, it is for this array alone.
+        """
+        wanted = max(there, FIRST_NBYTES, 2 * self._strategy.packs_below)
+        try:
+            return self._block(max(nbytes, min(wanted, self._strategy.region_nbytes)))[0]
+        except SharedMemoryFullError:
+            return self._block(nbytes)[0]
+
+    def _block(self, nbytes: int, content: Content | None = None) -> tuple[Block, bool]:
+        """Return memory, and whether it is fresh: zeros, or `content`."""
+        table, name = self._table, self._strategy.name
+        pooled = table.pool.take(nbytes, name)
+        if pooled is None:
+            # Only now: polling the sessions takes as long as all the rest.
+            pooled = await_return(table, nbytes, name)
+            table.trim()
+        return (self._fresh_block(nbytes, content), True) if pooled is None else (pooled, False)
+
+    def _fresh_block(self, nbytes: int, content: Content | None) -> Block:
+        try:
+            return self._mapped_block(nbytes, content)
+        except (SharedMemoryFullError, FileDescriptorLimitError) as error:
+            # What is pooled, or just being released elsewhere, may be all that is missing.
+            others = isinstance(error, SharedMemoryFullError) and self._table.sessions.make_room()
+            if not make_room(self._table) and not others:
+                raise
+        deadline = time.monotonic() + (PATIENCE_SECONDS if others else 0.0)
+        while time.monotonic() < deadline:
+            try:
+                return self._mapped_block(nbytes, content)
+            except SharedMemoryFullError:
+                time.sleep(0.005)
+                self._table.collect()  # what this process has kept mapped of theirs
+        return self._mapped_block(nbytes, content)
+
+    def _mapped_block(self, nbytes: int, content: Content | None) -> Block:
+        intended: list[str] = []
+
+        def intend(path: str) -> None:
+            intended.append(path)
+            self._table.sessions.intend(path)
+
+        source = None
+        check_mappings(self._table.mapped, nbytes)
+        try:
+            # messages pass parts, one behind the other; they use no strategy but our own, which take them
+            source = self._strategy.create(nbytes, cast("memoryview | None", content), intend)
+            check_descriptor(source.fd)
+            return Block(source, self._strategy.map(source, Access.WRITE))
+        except BaseException:
+            if source is not None:
+                source.close()
+            for path in intended:
+                self._table.sessions.removed(path)
+            raise

@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import InternalError
-
 # Pages: advice to the system about the memory of segments, and pages that are made ahead of use.
 #
 # Some facts (madvise(2), Documentation/admin-guide/mm/transhuge.rst, tmpfs(5)):
@@ -391,8 +389,7 @@ class Mapping:
         """Return the living root, or begin a new lease whose end is appended to `dead`."""
         root = self.living_root()
         if root is None:
-            if self._memory is None:
-                raise InternalError("a segment was used after it had been unmapped: please file a bug")
+            assert self._memory is not None, "it was unmapped"
             root = np.frombuffer(self._memory, np.uint8)
             lease = Lease(root, dead.append)
             lease.mapping = self
@@ -401,8 +398,7 @@ class Mapping:
 
     def part(self, start: int, nbytes: int, dead: deque[Lease]) -> tuple[Root, Lease]:
         """Return a root of its own for some of the bytes, whose end is appended to `dead`."""
-        if self._memory is None:
-            raise InternalError("a segment was used after it had been unmapped: please file a bug")
+        assert self._memory is not None, "it was unmapped"
         root = np.frombuffer(self._memory, np.uint8, nbytes, start)
         lease = Lease(root, dead.append)
         lease.mapping, lease.start = self, start

@@ -66,9 +66,6 @@ class MemfdStrategy(Strategy):
     def adopt(self, fd: int, nbytes: int) -> SegmentSource:
         try:
             _check(fd, nbytes)
-        except OSError as error:
-            os.close(fd)
-            raise explained(error, nbytes) from error
         except BaseException:
             os.close(fd)
             raise

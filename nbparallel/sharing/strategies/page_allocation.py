@@ -14,14 +14,10 @@ import errno
 import mmap
 import os
 import resource
-import stat
 from dataclasses import dataclass
 
 from nbparallel.errors import (
     FileDescriptorLimitError,
-    ForkedRankError,
-    InvalidHandleError,
-    NbParallelError,
     SharedMemoryFullError,
     StrategyUnavailableError,
 )
@@ -34,10 +30,8 @@ from nbparallel.sharing.memory.mapping import (
     parts_of,
     reserve_huge,
 )
-from nbparallel.sharing.memory.memory_limits import DELETE_ARRAYS, MemoryGuard, descriptor_error, full_error
-from nbparallel.sharing.strategies.owned_names import process_names
-from nbparallel.sharing.strategies.strategy import Intend, SegmentSource
-from nbparallel.wire.locked_names import file_system_of, hold
+from nbparallel.sharing.memory.memory_limits import DELETE_ARRAYS, descriptor_error, full_error
+from nbparallel.wire.locked_names import file_system_of
 from nbparallel.wire.units import size_text
 
 # Segment directory: where files are segments, and what to do when it is full.
@@ -62,15 +56,7 @@ class SegmentDirectory:
         SharedMemoryFullError
             It does not; the message has the numbers.
         """
-        try:
-            extent = os.statvfs(self.path)
-        except OSError:
-            return
-        if extent.f_files and not extent.f_favail:
-            raise SharedMemoryFullError(
-                f"no file can be added to {self}: all {extent.f_files} names that it can hold are taken; "
-                f"{self.first}, or {self.remedy}"
-            )
+        extent = os.statvfs(self.path)
         free = extent.f_bavail * extent.f_frsize
         if free < nbytes:
             # Raised as it is made: an error that a variable of its own traceback holds is a cycle, which
@@ -88,10 +74,7 @@ class SegmentDirectory:
         return full_error(nbytes, None, where, self.remedy, self.first)
 
     def __str__(self) -> str:
-        try:
-            extent = os.statvfs(self.path)
-        except OSError:
-            return self.path
+        extent = os.statvfs(self.path)
         kind = file_system_of(self.path) or "file system"
         return f"{self.path} ({kind} of {size_text(extent.f_blocks * extent.f_frsize)})"
 
@@ -173,122 +156,4 @@ def explained(
         error.errno,
         f"a shared segment of {size_text(nbytes)} could not be made or mapped ({error.strerror}): try "
         "another sharing strategy, `%sharing_strategy` lists them",
-    )
-
-
-# Named files: how a strategy whose segments have names makes and checks them.
-#
-# Some facts (open(2), shm_overview(7), statfs(2)):
-#
-# * ``O_EXCL`` fails if there is a file or a link of that name; ``O_NOFOLLOW`` refuses a link that is put
-#   there later.  The mode is set with ``fchmod``, because the umask may take bits away;
-# * files in memory (tmpfs) count against their mount's size, by default half of memory, 64 MB in Docker.
-#   ``posix_fallocate`` fails cleanly when it is used up;
-# * files cannot be sealed: a process that may open one may truncate it, which kills processes that map it
-#   (SIGBUS).  Only processes of the same user may.
-
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs"}
-    | {"lustre", "ncpfs", "beegfs", "gpfs", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "fuse.rclone"}
-    | {"fuse.gcsfuse", "fuse.ceph", "fuse.drive", "panfs", "pvfs2", "wekafs"}
-)
-"""Kinds of file systems, as /proc/self/mountinfo calls them, whose files live on another machine."""
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TRIES = 3
-"""Attempts to draw an unused random name: after three collisions assume another program."""
-
-
-def create_named(
-    directory: SegmentDirectory,
-    nbytes: int,
-    content: Content | None,
-    intend: Intend,
-    *,
-    strategy: str,
-    guard: MemoryGuard | None,
-) -> SegmentSource:
-    """Make a file in `directory`, every page of it reserved; errors as `Strategy.create`.
-
-    Parameters
-    ----------
-    guard : MemoryGuard, optional
-        Of memory, if the file takes some.
-    """
-    size = whole_pages(nbytes)
-    if guard is not None:
-        guard.require(size)
-    directory.require(size)
-    try:
-        source = _create(directory.path, size, intend, strategy)
-        try:
-            os.fchmod(source.fd, 0o600)
-            fill(source.fd, size, content)
-        except BaseException:
-            source.close()
-            raise
-    except NbParallelError:
-        raise  # some of them are OSErrors as well
-    except OSError as error:
-        raise explained(error, size, directory) from error
-    return source
-
-
-def _create(directory: str, size: int, intend: Intend, strategy: str) -> SegmentSource:
-    path, pid = "", os.getpid()
-    for _ in range(_TRIES):
-        path = os.path.join(directory, process_names.draw())
-        intend(path)
-        process_names.claim(path)
-        if os.getpid() != pid:
-            # A signal handler forked here and returned in the child as well: the name is the parent's.
-            raise ForkedRankError(
-                f"this process ({os.getpid()}) was forked from {pid}, which alone may share arrays"
-            )
-        # Owned before it exists: whatever falls in between, closing removes the name.
-        source = SegmentSource(-1, size, strategy, path)
-        try:
-            source.fd = os.open(path, _FLAGS, 0o600)
-        except FileExistsError:
-            source.path = ""  # another's
-            process_names.disclaim(path)
-            process_names.change_stem()  # a program that saw our names can guess the next
-        except BaseException:
-            source.close()
-            raise
-        else:
-            if hold(source.fd):
-                return source
-            source.close()
-    raise FileExistsError(
-        errno.EEXIST,
-        f"{_TRIES} random names in a row were taken, the last one was {path}: a program puts files there; "
-        "file_descriptor needs no names",
-    )
-
-
-def adopt_named(fd: int, nbytes: int, *, strategy: str, own: bool) -> SegmentSource:
-    """Take over a descriptor if it is a file of this size (and, if `own`, of this user)."""
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or (own and status.st_uid != os.geteuid()):
-            raise InvalidHandleError("a segment's descriptor is no file of this user")
-        if status.st_size != nbytes:
-            raise InvalidHandleError(f"a segment of {nbytes} bytes was announced, {status.st_size} came")
-    except OSError as error:
-        os.close(fd)
-        raise explained(error, nbytes) from error
-    except BaseException:
-        os.close(fd)
-        raise
-    return SegmentSource(fd, nbytes, strategy)
-
-
-def network_reason(path: str) -> str | None:
-    """Return why files there are not shared, if it lies on a network file system, else None."""
-    kind = file_system_of(path)
-    if kind not in NETWORK_FILE_SYSTEMS:
-        return None
-    return (
-        f"{path} lies on a network file system ({kind}), where what one machine writes another may not see, "
-        "and a full disk kills instead of raising: use a local disk, or pass allow_network=True"
     )

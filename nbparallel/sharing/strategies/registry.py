@@ -9,9 +9,8 @@ from typing import Any
 
 from nbparallel.errors import InvalidHandleError, StrategyUnavailableError
 from nbparallel.sharing.strategies.copy import CopyStrategy
-from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy, FileRegionStrategy
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.named_files import FileSystemStrategy, MemoryMapStrategy
 from nbparallel.sharing.strategies.strategy import Strategy
 
 _BUILT_IN = (

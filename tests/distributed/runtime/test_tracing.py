@@ -24,7 +24,7 @@ def a_world_of_one() -> Iterator[control.ControlView]:
     """Make a control segment for one rank in this process."""
     fd = control.create(1, 1)
     try:
-        with control.ControlView(fd) as view:
+        with contextlib.closing(control.ControlView(fd)) as view:
             yield view
     finally:
         os.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -178,7 +179,7 @@ def test_holders_killed_at_random_moments(outcomes: Any) -> None:
 def test_the_newest_abandoned_locks_are_carried_over() -> None:
     """As many as the next epoch has room for; nothing is written behind that."""
     fd = control.create(3, 1)
-    with ControlView(fd) as view:
+    with contextlib.closing(ControlView(fd)) as view:
         os.close(fd)
         keep_locks(view.words, [AbandonedLock(n, 0, 0, 0) for n in range(1, 200)])
         assert [lock.name for lock in view.abandoned_locks()] == [*range(200 - ABANDONED_ENTRIES, 200)]

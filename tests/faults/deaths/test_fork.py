@@ -123,7 +123,7 @@ def test_f64_a_fork_in_the_middle_of_an_operation(point: str, end: str) -> None:
 
 IN_SHARING = """
 import os, numpy as np
-from nbparallel.sharing.strategies.owned_names import process_names
+from nbparallel.sharing.strategies.strategy import process_names
 from nbparallel.wire import locked_names
 children = []
 

@@ -18,11 +18,9 @@ import nbparallel as nbp
 from nbparallel.channel.channel import lost_error
 from nbparallel.errors import SegmentLostError
 from nbparallel.session import Session
-from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy, FileRegionStrategy
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
-from nbparallel.sharing.strategies.owned_names import process_names
-from nbparallel.sharing.strategies.strategy import Strategy
+from nbparallel.sharing.strategies.named_files import FileSystemStrategy, MemoryMapStrategy
+from nbparallel.sharing.strategies.strategy import Strategy, process_names
 from nbparallel.supervisor.ledger.segment_server import SegmentServer
 from nbparallel.wire.frames import Frame, Kind
 from nbparallel.wire.segments import Fetch, Lost, LostReason, Register, segment_id

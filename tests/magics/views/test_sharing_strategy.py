@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from nbparallel.sharing.strategies.file_system import FileSystemStrategy
 from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.named_files import FileSystemStrategy, MemoryMapStrategy
 from nbparallel.testing.strategies import temporary_registry
 
 

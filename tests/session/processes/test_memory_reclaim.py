@@ -7,7 +7,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.sharing import current_store
-from nbparallel.sharing.lifecycle import memory_pool
+from nbparallel.sharing.lifecycle import exported_segments
 from nbparallel.testing.waiting import wait_until
 from tests.session.names.memory.mapped_memory import mapped
 
@@ -17,7 +17,7 @@ KEEP = 0.3
 @pytest.fixture(autouse=True)
 def _keep_shortly(monkeypatch):
     """Wait less than half a minute."""
-    monkeypatch.setattr(memory_pool, "KEEP_SECONDS", KEEP)
+    monkeypatch.setattr(exported_segments, "KEEP_SECONDS", KEEP)
 
 
 def cpu_seconds(pid):
@@ -35,7 +35,8 @@ def test_an_idle_rank_gives_its_pool_back():
     """What a rank has let go of is gone a while later, without a cell; then the rank sleeps again."""
     with nbp.Session(1) as session:
         pid = session.run(
-            f"import os, nbparallel.sharing.lifecycle.memory_pool as p\np.KEEP_SECONDS = {KEEP}\nos.getpid()"
+            "import os, nbparallel.sharing.lifecycle.exported_segments as p\n"
+            f"p.KEEP_SECONDS = {KEEP}\nos.getpid()"
         ).values[0]
         before = mapped(pid)
         session.run("import nbparallel as nbp\nx = nbp.ones(1_000_000)\ndel x")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from nbparallel.sharing import Store
-from nbparallel.sharing.lifecycle import allocator
-from nbparallel.sharing.lifecycle.memory_pool import PoolBudget
+from nbparallel.sharing.lifecycle import segment_table
+from nbparallel.sharing.lifecycle.exported_segments import PoolBudget
 from tests.sharing.memory.test_out_of_memory import MIB, V2, reader
 
 GIB = 1 << 30
@@ -69,15 +69,15 @@ def late(exchange, monkeypatch):
 
 def test_a_large_array_waits_a_moment_for_memory_that_comes_back(late, monkeypatch):
     """What ranks have just let go of is used again, and not made anew beside it."""
-    monkeypatch.setattr(allocator, "WORTH_SECONDS", 1.0)  # however slow the machine is
+    monkeypatch.setattr(segment_table, "WORTH_SECONDS", 1.0)  # however slow the machine is
     k, r, looks = late
-    array = k.empty(allocator.WORTH_NBYTES, np.uint8)
+    array = k.empty(segment_table.WORTH_NBYTES, np.uint8)
     address = array.ctypes.data
     r.attach(k.handle(array))
     r.drain()
     del array
     looks.clear()
-    again = k.empty(allocator.WORTH_NBYTES, np.uint8)
+    again = k.empty(segment_table.WORTH_NBYTES, np.uint8)
     assert again.ctypes.data == address
     assert len(looks) == 5
 
@@ -85,10 +85,10 @@ def test_a_large_array_waits_a_moment_for_memory_that_comes_back(late, monkeypat
 def test_a_wait_for_memory_that_somebody_holds_is_bounded(exchange):
     """It is given up after a fiftieth of what making the memory takes."""
     k, r = exchange.store(0, pool_nbytes=GIB), exchange.store(1)
-    array = k.empty(allocator.WORTH_NBYTES, np.uint8)
+    array = k.empty(segment_table.WORTH_NBYTES, np.uint8)
     address = array.ctypes.data
     there = r.attach(k.handle(array))
     del array
-    again = k.empty(allocator.WORTH_NBYTES, np.uint8)
+    again = k.empty(segment_table.WORTH_NBYTES, np.uint8)
     assert again.ctypes.data != address
     assert there.size == again.size

@@ -7,9 +7,9 @@ import pytest
 
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.sharing import Store
-from nbparallel.sharing.lifecycle import exported_segments
-from nbparallel.sharing.lifecycle.exported_segments import FIRST_NBYTES
+from nbparallel.sharing.lifecycle import segment_table
 from nbparallel.sharing.lifecycle.segment import JOIN_SHARE
+from nbparallel.sharing.lifecycle.segment_table import FIRST_NBYTES
 from nbparallel.sharing.memory.memory_limits import MemoryGuard
 from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
@@ -98,7 +98,7 @@ def test_where_little_is_left_a_region_is_small():
 @pytest.mark.parametrize("sent", [False, True])
 def test_what_stays_keeps_no_end_of_what_went(exchange, monkeypatch, sent):
     """One array that stays in every thousand, and was sent, does not keep all others' memory for ever."""
-    monkeypatch.setattr(exported_segments, "MOST_WASTED_NBYTES", 4 << 20)
+    monkeypatch.setattr(segment_table, "MOST_WASTED_NBYTES", 4 << 20)
     store, other = exchange.store(0), exchange.store(1)
     kept, there, most = [], [], 0
     for turn in range(60):

@@ -11,8 +11,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.sharing import Store, current_store
-from nbparallel.sharing.strategies.file_system import FileSystemStrategy
-from nbparallel.sharing.strategies.memory_map import MemoryMapStrategy
+from nbparallel.sharing.strategies.named_files import FileSystemStrategy, MemoryMapStrategy
 
 NAMED = ("file_system", "mmap")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nbparallel.errors import ParallelError, PeerFailedError, RemoteError
 from nbparallel.session.tasks import parallel_error
-from nbparallel.transfer.pickle_format import ByValue
+from nbparallel.transfer.pickle_format import BY_VALUE
 from nbparallel.transfer.pickling import dump_error, dumps
 from nbparallel.wire.messages import Cause, FrameLine, RankFailure
 
@@ -78,7 +78,7 @@ def test_the_earliest_independent_failure_is_the_root() -> None:
 
 def test_what_cannot_be_rebuilt_is_a_remote_error() -> None:
     """An exception that cannot travel, or that lies in its pickle, is a RemoteError with name and text."""
-    for data in (None, b"no pickle", dumps("no exception", ByValue()).data, dump_error(KeyboardInterrupt())):
+    for data in (None, b"no pickle", dumps("no exception", BY_VALUE).data, dump_error(KeyboardInterrupt())):
         error = parallel_error.build_parallel_error({1: failure(1, exception=data)}, {}).errors[1]
         assert isinstance(error, RemoteError)
         assert (error.ename, error.evalue) == ("ZeroDivisionError", "division by zero")
