@@ -247,7 +247,8 @@ def _as(name: str) -> Callable[[_F], _F]:
     def describe(function: _F) -> _F:
         described: Any = functools.wraps(method)(function)
         described.__signature__ = signature.replace(parameters=parameters)
-        described.__module__, described.__qualname__ = __name__, name
+        described.__module__ = __name__
+        described.__qualname__ = method.__qualname__ = name  # Python's errors about arguments show it
         return function
 
     return describe

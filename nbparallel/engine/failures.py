@@ -63,8 +63,9 @@ def improve(error: BaseException, state: RankState, *, follows_names: bool = Tru
         error._nbparallel_own = True  # type: ignore[attr-defined]  # the rank failed by itself
     if isinstance(error, NameError) and str(error) == f"name {error.name!r} is not defined":
         advice = _advice(str(error.name), state)
-        if not (advice or follows_names) and _raised_in_cell(traceback_of(error), state):
-            advice = _NO_NAMES.format(name=error.name)
+        if not advice and (file := _file_of_cell(traceback_of(error), state)):
+            kind = _NO_NAMES if not follows_names else _OF_FILES if file == "<string>" else ""
+            advice = kind.format(name=error.name)
         error.args = (f"{error}{advice}",)
     if isinstance(error, IPython.core.error.UsageError) and "magic function" in str(error):
         error.args = (f"{error} {_OWN_MAGICS}",)
@@ -100,12 +101,12 @@ def _advice(name: str, state: RankState) -> str:
     return f"; it is predefined in cells, not in a function that is sent to ranks: write `{how}` in it"
 
 
-def _raised_in_cell(traceback: TracebackType | None, state: RankState) -> bool:
-    """Return whether the innermost frame looks names up among the rank's variables, as a cell does."""
-    globals_of_last: object = None
+def _file_of_cell(traceback: TracebackType | None, state: RankState) -> str:
+    """Return the innermost frame's file if it looks names up among the rank's variables, as a cell does."""
+    last = None
     while traceback is not None:
-        globals_of_last, traceback = traceback.tb_frame.f_globals, traceback.tb_next
-    return globals_of_last is state.variables
+        last, traceback = traceback.tb_frame, traceback.tb_next
+    return last.f_code.co_filename if last is not None and last.f_globals is state.variables else ""
 
 
 _NO_NAMES = (
@@ -113,6 +114,8 @@ _NO_NAMES = (
     "`push({name}={name})` of the session assigns this one on every rank"
 )
 """What to write in a script: README shows `Session.run` beside cells, which see the notebook's variables."""
+_OF_FILES = "; if the notebook has it, name it in the cell: what only a file uses is not sent to ranks"
+"""What to write beside ``exec(open(path).read())``."""
 _OWN_MAGICS = (
     "Ranks have IPython's magics, not what the notebook has added: load its extension (%load_ext), or define "
     "it, in a cell for ranks."

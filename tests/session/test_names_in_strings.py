@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nbparallel.errors import ParallelError
 from nbparallel.session import Session
 
 USE = "def use(name): return globals()[name]"
@@ -40,6 +42,18 @@ def test_they_travel(two_ranks: Session, cell: str) -> None:
     exec(USE, notebook)
     notebook["use"].__module__ = "__main__"
     assert two_ranks.run(cell, namespace=notebook).values == [7, 7]
+
+
+def test_a_name_of_a_file_is_asked_for(two_ranks: Session, tmp_path: Path) -> None:
+    """A name that only a file uses is not sent: the error says so, and naming it in the cell sends it."""
+    path = tmp_path / "uses.py"
+    path.write_text("made = s + 0\n")
+    cell = f"exec(open({str(path)!r}).read())\nmade"
+    with pytest.raises(ParallelError, match=r"name 's' is not defined; if the notebook has it, name it"):
+        two_ranks.run(cell, namespace={"s": 7})
+    assert two_ranks.run(f"s\n{cell}", namespace={"s": 7}).values == [7, 7]
+    with pytest.raises(ParallelError, match="name 'zzz' is not defined$"):
+        two_ranks.run("zzz", namespace={"s": 7})
 
 
 def test_other_strings_send_nothing(two_ranks: Session) -> None:

@@ -282,7 +282,8 @@ def _instead(name: str, value: object) -> str:
     """Return how to have an array instead that holds what the value does."""
     if isinstance(value, np.memmap):
         return f"`{name} = {from_file_call(value)}` makes an array"
-    if isinstance(value, (list, tuple, range, int, float, complex)) or hasattr(value, "to_numpy"):
+    numbers = isinstance(value, (list, tuple, range, int, float, complex)) or hasattr(value, "__array__")
+    if numbers and not isinstance(value, np.ma.MaskedArray):  # which an array would lose the mask of
         return f"`{name} = np.array({name})` makes an array"
     return "only arrays inside of it can be shared, under names of their own"
 

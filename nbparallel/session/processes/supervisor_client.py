@@ -156,7 +156,7 @@ class OomKillCounter:
 
     Notes
     -----
-    Thread-safe in effect: with `read_count` and `explain` at the same time one explanation can be missing.
+    Thread-safe in effect: with `poll` and `explain` at the same time one explanation can be missing.
     """
 
     def __init__(self, read: ReadText = read_text) -> None:

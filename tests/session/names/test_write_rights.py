@@ -94,6 +94,11 @@ def test_a_memmap_is_private_on_ranks(pair, tmp_path, suffix, mode):
         ("xx = np.array([None])", ObjectArrayError, r"Python objects.*astype"),
         ("xx = np.ma.zeros(3)", NotAnArrayError, r"MaskedArray, .*only arrays inside of it can be shared"),
         (
+            "xx = np.zeros(3).view(type('Sub', (np.ndarray,), {}))",
+            NotAnArrayError,
+            r"`xx = np.array\(xx\)` makes an array",
+        ),
+        (
             "import pandas; xx = pandas.DataFrame([1])",
             NotAnArrayError,
             r"`xx = np.array\(xx\)` makes an array",

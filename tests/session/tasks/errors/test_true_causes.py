@@ -281,6 +281,13 @@ def test_an_error_says_that_the_rank_was_started_again() -> None:
         assert [note for note in caught.value.__notes__ if "rank 1 was killed" in note], caught.value
 
 
+@pytest.mark.parametrize("call", ["send(rank, to=1)", "broadcast(1, root=0)", "dist.grid()"])
+def test_wrong_arguments_are_those_of_the_name_that_was_called(session: Session, call: str) -> None:
+    """No class of the library stands before it."""
+    operation = call.removeprefix("dist.").partition("(")[0]
+    assert str(error_of(session, call)).startswith(f"{operation}() ")
+
+
 def test_a_class_names_the_line_of_its_fault(session: Session) -> None:
     """Its body runs where it stands: not the line of ``class``; a call in it is a call."""
     with pytest.raises(ParallelError, match=r"on ranks 0-\d, line 4: division") as caught:
