@@ -52,7 +52,7 @@ def test_a_name_of_a_file_is_asked_for(two_ranks: Session, tmp_path: Path) -> No
     with pytest.raises(ParallelError, match=r"name 's' is not defined; if the notebook has it, name it"):
         two_ranks.run(cell, namespace={"s": 7})
     assert two_ranks.run(f"s\n{cell}", namespace={"s": 7}).values == [7, 7]
-    with pytest.raises(ParallelError, match="name 'zzz' is not defined$"):
+    with pytest.raises(ParallelError, match=r"name 'zzz' is not defined$"):
         two_ranks.run("zzz", namespace={"s": 7})
 
 
