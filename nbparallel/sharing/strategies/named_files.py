@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import tempfile
 from abc import abstractmethod
 from typing import Any
@@ -67,7 +68,7 @@ def network_reason(path: str) -> str | None:
 def unusable_reason(directory: str) -> str | None:
     """Return why no files can be made in a directory, or None."""
     if not os.path.isdir(directory):
-        return f"there is no directory {directory}"
+        return f"there is no directory {directory} here ({sys.platform})"
     if not os.access(directory, os.W_OK | os.X_OK):
         return f"{directory} may not be written to by this user"
     return None
@@ -127,6 +128,7 @@ class NamedFiles(Strategy):
             except FileExistsError:
                 source.path = ""  # another's
                 process_names.disclaim(path)
+                process_names.change_stem()  # a program that saw our names can guess the next
             except BaseException:
                 source.close()
                 raise

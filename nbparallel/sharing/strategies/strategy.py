@@ -203,6 +203,10 @@ class OwnedNames:
             letters = locked_names.LETTERS[digit] + letters
         return f"{self._stem}_{letters}"
 
+    def change_stem(self) -> None:
+        """Have later names begin otherwise."""
+        self._stem = ""
+
     def claim(self, path: str) -> None:
         """Record a name that is about to be made: it is removed at exit."""
         self._paths.add(path)
