@@ -384,6 +384,27 @@ def _rebuild_cached(function: Callable[..., Any], parameters: dict[str, Any]) ->
     return functools.lru_cache(**parameters)(function)
 
 
+_DISPATCHER: types.CodeType = vars(functools)["singledispatch"](len).__code__
+
+
+def is_dispatcher(function: types.FunctionType) -> bool:
+    """Whether ``functools.singledispatch`` made a function: its cache of weak references cannot travel."""
+    return function.__code__ is _DISPATCHER
+
+
+def reduce_dispatcher(function: Any) -> tuple[Any, ...]:
+    """Reduce a ``functools.singledispatch``: the functions by the type they are for."""
+    return _rebuild_dispatcher, (tuple(function.registry.items()),)
+
+
+def _rebuild_dispatcher(registry: tuple[tuple[type, Callable[..., Any]], ...]) -> Any:
+    functions = dict(registry)
+    dispatcher = functools.singledispatch(functions.pop(object))
+    for cls, function in functions.items():
+        dispatcher.register(cls, function)
+    return dispatcher
+
+
 def reduce_cached_property(descriptor: functools.cached_property[Any]) -> tuple[Any, ...]:
     """Reduce without its lock, which Python 3.11 still has."""
     return (

@@ -319,6 +319,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def _reduce_function(self, function: types.FunctionType) -> Any:
         if cloudpickle._should_pickle_by_reference(function):
             return NotImplemented
+        if definitions.is_dispatcher(function):
+            return definitions.reduce_dispatcher(function)
         module = definitions.module_of(function.__globals__)
         if module is not None:
             return definitions.reduce_function(

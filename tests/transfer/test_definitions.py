@@ -61,6 +61,10 @@ class Slotted:
     __slots__ = ("a",)
 @functools.lru_cache(maxsize=3)
 def remembered(n): return n * rank
+@functools.singledispatch
+def dispatched(x): return rank
+@dispatched.register
+def _(x: int): return "int"
 def with_defaults(a, b=[1], *, c: int = 3): return a, b, c, rank
 class Left:
     def partner(self): return Right
@@ -103,9 +107,10 @@ def travel(notebook, rank_globals, store, *names):
 
 def test_functions_live_in_the_receivers_namespace(store, notebook, rank_globals):
     """A notebook's function sees the rank's globals; recursion, defaults and caches work."""
-    factorial, remembered, with_defaults = travel(
-        notebook, rank_globals, store, "factorial", "remembered", "with_defaults"
+    factorial, remembered, with_defaults, dispatched = travel(
+        notebook, rank_globals, store, "factorial", "remembered", "with_defaults", "dispatched"
     )
+    assert (dispatched(1), dispatched("a"), dispatched.__name__) == ("int", 3, "dispatched")
     assert factorial.__globals__ is rank_globals
     assert factorial(5) == 120
     assert remembered(4) == 12
