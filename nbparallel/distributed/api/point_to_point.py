@@ -49,8 +49,8 @@ class P2POp:
     def __post_init__(self) -> None:
         if getattr(self.op, "__name__", "") not in ("isend", "irecv"):
             raise ValueError(f"op must be isend or irecv, not {self.op!r}")
-        if self.peer is None and self.group_peer is None:
-            raise ValueError("P2POp needs either peer or group_peer")
+        if (self.peer is None) == (self.group_peer is None):
+            raise ValueError("P2POp needs either peer or group_peer: pass one of them")
 
 
 class PointToPoint(OperationBase):

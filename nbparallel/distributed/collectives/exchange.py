@@ -56,6 +56,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     may_overlap,
     read_only,
 )
+from nbparallel.distributed.slots.mismatch import overlap
 from nbparallel.distributed.slots.slot_area import (
     DIRECT,
     SHARED,
@@ -447,13 +448,18 @@ def _copied_if_overlapping(values: Sequence[Any], outputs: Mapping[int, AnyArray
 # others.  Else the root leaves what an exchange would: a large private array in its place, in the buffer that
 # the root keeps, or as a copy in shared memory.
 
-_PAYLOAD = struct.Struct("<BxH")
-"""Kind, and length of the description before the body."""
+_PAYLOAD = struct.Struct("<BxHq")
+"""Kind, length of the description before the body, and a number for the strides of what is shared."""
 
 
 @functools.lru_cache(maxsize=4096)
 def _object_label(rank: int, kind: str) -> Fingerprint:
     return fingerprint("broadcast", kind or "-", root=rank, content="object" if kind else None)
+
+
+def _turn(array: AnyArray) -> int:
+    """Return a number for the strides of an array: of x.T another one than of x, in the same memory."""
+    return hash(tuple([step for step, length in zip(array.strides, array.shape, strict=True) if length > 1]))
 
 
 class Broadcast:
@@ -471,8 +477,9 @@ class Broadcast:
         mine = protocol.index == root
         array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
         span = None if array is None else context.memory.span_of(array)
-        if array is not None and not mine and not array.flags.writeable:
-            return self._into_read_only(x, array, span, root)
+        fills = mine or array is None or array.flags.writeable
+        if not fills and span is None:
+            raise read_only(x, READ_ONLY)
         if len(protocol.ranks) == 1:
             return x
         left = self._exchange.leave(x) if mine else NOTHING
@@ -480,12 +487,13 @@ class Broadcast:
         protocol.begin(Operation.broadcast, label, context.call_site.line())
         if mine:
             context.nbytes += left.nbytes
-            protocol.put(_PAYLOAD.pack(left.kind, len(left.meta)) + left.meta + left.body)
+            turn = 0 if array is None or span is None else _turn(array)
+            protocol.put(_PAYLOAD.pack(left.kind, len(left.meta), turn) + left.meta + left.body)
         direct = (
             array is not None and span is not None and span.direct and array.nbytes > protocol.payload_nbytes
         )
-        if array is None or span is None or not direct:
-            self._arrive_and_compare(0, span, root)
+        if array is None or span is None or not (direct and fills):
+            offers = self._arrive_and_compare(0, span, root)
         else:
             if not mine:
                 protocol.put(context.memory.packed(array, span))
@@ -495,38 +503,32 @@ class Broadcast:
                     self._copy_directly(array, root)
                     protocol.release()
                     return x
-        value = x if mine else self._take(x, array, root)
+        here = self._with_memory_of(root, offers)
+        is_in = protocol.index in here
+        is_same = mine or (array is not None and is_in and self._message(root)[1] == _turn(array))
+        value = x
+        if not is_same:
+            value = self._take(x, None if is_in or not fills else array, root)
+        if len(here) > 1:
+            protocol.synchronize()  # no rank may write to the memory while another one looks at it
         if mine and left.kind not in (ARRAY, NUMBER):
             protocol.wait_until_read()  # until then the other ranks read this rank's memory
         protocol.release()
+        if not is_same and not fills:
+            raise read_only(x, READ_ONLY)
+        if not is_same and is_in:
+            raise overlap(Operation.broadcast, protocol.ranks[root], context.rank)
         if value is not x and array is None and is_module(x):
             return fill_module(x, value)  # behind the operation: one that does not fit fails here alone
         return value
 
-    def _into_read_only(self, x: Any, array: AnyArray, span: SharedSpan | None, root: int) -> Any:
-        """Return a read-only array that was passed, if it is the root's own memory: nothing is written."""
-        protocol = self._protocol
-        if span is None:
-            raise read_only(x, READ_ONLY)
-        label = self._fingerprint(x, array, root, mine=False)
-        protocol.begin(Operation.broadcast, label, self._context.call_site.line())
-        offers, message = self._arrive_and_compare(0, span, root), self._message(root)
-        same = bool(offers[root] & SHARED) and protocol.spans.same(protocol.generation, protocol.index, root)
-        # also a view that is turned, as x.T, has this span
-        same = same and (self._lies_there(array, message) or bytes(message.body) == array.tobytes())
-        if not same:
-            self._take(None, None, root)  # the other ranks continue
-        protocol.release()
-        if not same:
-            raise read_only(x, READ_ONLY)
-        return x
-
-    def _lies_there(self, array: AnyArray, message: Envelope) -> bool:
-        """Whether an array is the one that the root has left where it lies."""
-        if message.kind != VIEW:
-            return False
-        own, other = self._context.store.handle(array, writable=False), decode_handle(message.body)
-        return own is not None and own[:5:2] == other[:5:2]  # segment, offset and strides
+    def _with_memory_of(self, root: int, offers: list[int]) -> list[int]:
+        """Return the members that passed the root's own shared memory, the root too."""
+        spans, generation = self._protocol.spans, self._protocol.generation
+        return [
+            i for i, offer in enumerate(offers)
+            if offer & offers[root] & SHARED and spans.same(generation, i, root)
+        ]  # fmt: skip
 
     def _arrive_and_compare(self, bits: int, span: SharedSpan | None, root: int) -> list[int]:
         """Wait for all members; returns their bits, or raises alike on all."""
@@ -549,7 +551,7 @@ class Broadcast:
             packed = bytes(protocol.get(i))
             if i == root:
                 if i != protocol.index:
-                    packed = bytes(self._message(root).body)
+                    packed = bytes(self._message(root)[0].body)
                     source = context.memory.attach(packed, writable=False)
             elif not protocol.spans.same(protocol.generation, i, root):
                 own = i == protocol.index
@@ -563,20 +565,17 @@ class Broadcast:
             return array_label("broadcast", "-", array.dtype, array.shape, rank)
         return _object_label(rank, type(x).__name__ if mine else "")
 
-    def _message(self, root: int) -> Envelope:
+    def _message(self, root: int) -> tuple[Envelope, int]:
         data = self._protocol.get(root)
-        kind, length = _PAYLOAD.unpack_from(data)
+        kind, length, turn = _PAYLOAD.unpack_from(data)
         meta = data[_PAYLOAD.size :][:length]
-        return Envelope(root, 0, kind, 0, 0, bytes(meta), data[_PAYLOAD.size + length :])
+        return Envelope(root, 0, kind, 0, 0, bytes(meta), data[_PAYLOAD.size + length :]), turn
 
     def _take(self, x: Any, array: AnyArray | None, root: int) -> Any:
         """Return the root's value; an array that was passed is filled."""
-        protocol, message = self._protocol, self._message(root)
+        protocol, (message, _) = self._protocol, self._message(root)
         fetched: list[int] = []
-        if array is not None and self._lies_there(array, message):
-            value = x  # written by no one: a faster rank may be changing it already
-        else:
-            value = self._exchange.take(message, root, array, fetched)
+        value = self._exchange.take(message, root, array, fetched)
         if fetched:
             self._in_place.confirm(fetched)
         elif array is None and message.kind in (ADOPTED, ARRAY, VIEW):

@@ -7,7 +7,6 @@ other, the same on every member.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -284,10 +283,15 @@ class GroupCollectives:
         return self.reductions.reduce_scatter(operator, values, whole, output, deadline_ns)
 
     def _exchanged(self, name: str, *args: Any) -> Any:
-        """Return what a call returns that is one exchange, as its nonblocking form is."""
+        """Return what a call returns that is one exchange, as its nonblocking form is; numbers are short."""
         *passed, deadline_ns = args
         movement, complete = getattr(self._calls, name)(*passed)
-        return complete(self.exchange(movement, deadline_ns))
+        if isinstance(movement.values[0], np.ndarray):
+            return complete(self.exchange(movement, deadline_ns))
+        self.protocol.deadline_ns = deadline_ns
+        values, place = movement.values, self._area.index if len(movement.values) > 1 else 0
+        found = self.reductions.exchange_numbers(movement.operation, movement.fingerprint, values)
+        return complete([found[source][place] for source in movement.sources])
 
     def move(self, *args: Any) -> Any:
         """Move values as a pattern says; returns what came from the sources."""
@@ -295,9 +299,17 @@ class GroupCollectives:
         movement = self._calls.movement(*passed)
         return movement.result(self.exchange(movement, deadline_ns))
 
-    scan = functools.partialmethod(_exchanged, "scan")
-    exscan = functools.partialmethod(_exchanged, "exscan")
-    locate = functools.partialmethod(_exchanged, "locate")
+    def scan(self, *args: Any) -> Any:
+        """Return the combination of the values of the members up to this one; an array in place."""
+        return self._exchanged("scan", *args)
+
+    def exscan(self, *args: Any) -> Any:
+        """Return the combination of the values of the members before this one; an array in place."""
+        return self._exchanged("exscan", *args)
+
+    def locate(self, *args: Any) -> Any:
+        """Return the best values of all members and their locations."""
+        return self._exchanged("locate", *args)
 
     def exchange_values(
         self, operation: Operation, shown: Any, value: Any, deadline_ns: int | None

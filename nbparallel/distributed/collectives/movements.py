@@ -206,9 +206,17 @@ class Calls:
         movement.target = value if isinstance(value, np.ndarray) else None
         return movement, lambda found: _into(x, _combined(operator, found)) if found else None
 
-    all_reduce = functools.partialmethod(_in_place, Operation.all_reduce)
-    scan = functools.partialmethod(_in_place, Operation.scan)
-    exscan = functools.partialmethod(_in_place, Operation.exscan)
+    def all_reduce(self, x: Any, op: str) -> Call:
+        """Move all values to all members."""
+        return self._in_place(Operation.all_reduce, x, op)
+
+    def scan(self, x: Any, op: str) -> Call:
+        """Move values to this member and all above it."""
+        return self._in_place(Operation.scan, x, op)
+
+    def exscan(self, x: Any, op: str) -> Call:
+        """Move values to all members above this one."""
+        return self._in_place(Operation.exscan, x, op)
 
     def locate(self, operation: Operation, x: Any, location: Any) -> Call:
         """Move all pairs of values and locations to all members, which choose among them."""

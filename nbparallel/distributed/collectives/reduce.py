@@ -260,17 +260,17 @@ class Reduce:
             return combine_numbers(operator, [value])
         self._protocol.deadline_ns = deadline_ns
         label = number_label("all_reduce", type(value).__name__, operator.name)
-        return combine_numbers(operator, self._exchange_numbers(label, value))
+        return combine_numbers(operator, self.exchange_numbers(Operation.all_reduce, label, value))
 
-    def _exchange_numbers(self, label: Fingerprint, value: Any) -> list[Any]:
-        """Return the numbers of all members, the fastest way from all to all."""
+    def exchange_numbers(self, operation: Operation, label: Fingerprint, value: Any) -> list[Any]:
+        """Return what all members bring, numbers or lists of them, the fastest way from all to all."""
         context, protocol = self._context, self._protocol
         # marshal for Python's own numbers, pickle for numpy's
         own = type(value) in (int, float, complex)
         packed = b"m" + marshal.dumps(value) if own else b"p" + pickle.dumps(value, 5)
         if len(packed) > protocol.payload_nbytes:
-            raise ValueError(f"a number of {len(packed)} bytes is too long for all_reduce")
-        protocol.begin(Operation.all_reduce, label, context.call_site.line())
+            raise ValueError(f"a number of {len(packed)} bytes is too long for {operation.name}")
+        protocol.begin(operation, label, context.call_site.line())
         protocol.put(packed)
         if not protocol.arrive_and_wait():
             protocol.compare()

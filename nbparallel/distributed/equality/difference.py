@@ -337,6 +337,7 @@ _CONTENTS: dict[type, Callable[[Any], bytes]] = {
     float: lambda x: b"nan" if x != x else x.hex().encode(),
     complex: lambda x: b"%s %s" % (_CONTENTS[float](x.real), _CONTENTS[float](x.imag)),
     str: lambda x: x.encode("utf-8", "surrogatepass"),
+    types.ModuleType: lambda x: str(x.__name__).encode(),
     **dict.fromkeys((bytes, bytearray), bytes),
     **dict.fromkeys(
         (bool, types.NoneType, types.EllipsisType, types.NotImplementedType), lambda x: repr(x).encode()

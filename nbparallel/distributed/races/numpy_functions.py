@@ -269,8 +269,7 @@ VIEWS = (
 WRITING = ("sort", "partition")
 """Read and write all elements."""
 EXPOSING = (
-    "data", "ctypes", "flat", "__array__", "__array_interface__", "__array_struct__", "__buffer__",
-    "__dlpack__",
+    "data", "ctypes", "__array__", "__array_interface__", "__array_struct__", "__buffer__", "__dlpack__",
 )  # fmt: skip
 """Give the memory away: CPython asks for a `__buffer__` from 3.12 on."""
 
@@ -327,6 +326,35 @@ def _settable(get: Callable[[Any], Any]) -> property:
     return property(get, put)
 
 
+class TracedFlat:
+    """The `flat` of an array: elements that are taken are read, or written; a loop, or a copy, reads all."""
+
+    def __init__(self, array: TracedArray) -> None:
+        self._array, self._flat = array, plain(array).flat
+
+    def __getitem__(self, key: Any, kind: int = READ, value: Any = None) -> Any:
+        marks = np.zeros(self._array.shape, bool)
+        marks.flat[key := seen(key)] = True
+        touch_at(self._array, marks, kind, value)
+        return self._flat[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._flat[seen(key)] = value = seen(value)
+        self.__getitem__(key, WRITE, value)
+
+
+def _flat_method(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        read(args if name == "__len__" else (self._array, args))
+        return getattr(self._flat, name)(*map(plain_value, args), **options)
+
+    return method
+
+
+for _name in ("array", "eq", "getattribute", "iter", "len", "ne", "next"):
+    setattr(TracedFlat, f"__{_name}__".replace("getattribute", "getattr"), _flat_method(f"__{_name}__"))
+
+
 def _exposing(name: str) -> Callable[[Any], Any]:
     """Return what gets an attribute that gives the memory away: from now on it may be read, and written."""
     door = "memoryview" if name == "__buffer__" else name
@@ -348,7 +376,7 @@ def expose(array: Any, door: str) -> None:
 _METHODS: dict[str, Any] = {
     **{name: _reading_method(name, READING.get(name, ())) for name in (*READING, *VIEWS)},
     **{name: _writing_method(name) for name in WRITING},
-    **{name: property(_exposing(name)) for name in EXPOSING}, "flat": _settable(_exposing("flat")),
+    **{name: property(_exposing(name)) for name in EXPOSING}, "flat": _settable(TracedFlat),
     **{name: _settable(getattr(np.ndarray, name).__get__) for name in ("real", "imag")},
     "item": _item, "view": _view,
 }  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 from nbparallel.distributed import Communicator
 from nbparallel.distributed.collectives import direct, exchange
+from nbparallel.distributed.point_to_point.packing import Packer
 from nbparallel.errors import ReadOnlyArrayError
 from tests.harness.ranks import context_of
 
@@ -58,6 +59,34 @@ def test_broadcast_of_what_is_shared_read_only(ranks: Any) -> None:
             c.barrier()
 
     ranks(2, work)
+
+
+def test_a_write_right_after_a_broadcast_of_the_same_memory(ranks: Any) -> None:
+    """No slower rank writes over it, and a turned view of the source's memory is refused."""
+
+    def work(c: Communicator) -> None:
+        store = context_of(c).store
+        x = store.share(np.arange(9.0).reshape(3, 3)) if c.rank == 0 else None
+        handle = c.broadcast(store.handle(x, writable=True) if x is not None else None)
+        x = store.attach(handle, writable=True) if x is None else x
+        if c.rank == 2:
+            unpack, Packer.fill = Packer.fill, lambda *a: (time.sleep(0.2), unpack(*a))  # type: ignore
+        c.barrier()
+        for writer in (0, 1):
+            assert c.broadcast(x) is x
+            if c.rank == writer:
+                x[writer, 0] = 10
+            c.barrier()
+            assert x[writer, 0] == 10
+        if c.rank == 1:
+            with pytest.raises(ValueError, match="ranks 0 and 1 passed overlapping memory"):
+                c.broadcast(x.T)
+        else:
+            assert c.broadcast(x) is x
+        c.barrier()
+        assert x[0, 1] == 1
+
+    ranks(3, work)
 
 
 def test_broadcast_of_the_same_shared_array(ranks: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import numpy as np
 import pytest
 
 from nbparallel.distributed import Communicator
+from nbparallel.distributed.runtime.call_site import is_ours
 from tests.distributed.conformance.oracle import located
 from tests.harness.ranks import context_of
 
@@ -77,3 +79,17 @@ def test_locations(ranks: Any) -> None:
             assert np.array_equal(x, inputs[me])
 
     ranks(4, work)
+
+
+@pytest.mark.parametrize("call", ["scan", "exscan", "maxloc", "reduce", "all_reduce"])
+def test_an_error_comes_from_this_package_alone(ranks: Any, call: str) -> None:
+    """A traceback without its frames ends at the user's line; a library's frame between them would stay."""
+
+    def work(c: Communicator) -> None:
+        for options in ({}, {"async_op": True}):
+            with pytest.raises(TypeError) as caught:
+                getattr(c, call)("a", **options)
+            frames = {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)}
+            assert {name for name in frames if not is_ours(name)} == {__file__}
+
+    ranks(2, work)

@@ -86,7 +86,7 @@ def test_equal_data(ranks: Any, n: int) -> None:
             float("-nan") if c.rank else float("nan"),
             dict(items if c.rank else reversed(items.items())),
             {f"word {i}" for i in (range(50) if c.rank else reversed(range(50)))},
-            Model(x.copy()), Model, len, np.float32(0.1), 7**3000, "long" * 100, b"",
+            Model(x.copy()), Model, len, np, np.float32(0.1), 7**3000, "long" * 100, b"",
             [x, x] if c.rank else [x, x.copy()], np.array([[1, "a"], [None, x]], object),
             np.ma.array([1.0, 2.0], mask=[0, 1]), Path("/tmp"), range(3), np.zeros((0, 3)), np.array(5),
             np.zeros(3, "V0"), np.array(["2020", "NaT"], "M8[D]"), np.longdouble(1) / 3,

@@ -142,7 +142,7 @@ def test_wrong_calls_send_nothing(ranks: Any) -> None:
         if c.rank:
             assert c.recv(src=0) == "sent"
         with pytest.raises(ValueError, match="pass one of them"):
-            c.batch_isend_irecv([P2POp(dist.isend, 1, 0, group_peer=1)])
+            P2POp(dist.isend, 1, 0, group_peer=1)
         with pytest.raises(ValueError, match="needs either peer or group_peer"):
             P2POp(dist.isend, 1, None)
         assert P2POp(dist.isend, 1, None, group_peer=1).group_peer == 1
