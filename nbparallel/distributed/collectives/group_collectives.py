@@ -301,11 +301,17 @@ class GroupCollectives:
 
     def scan(self, *args: Any) -> Any:
         """Return the combination of the values of the members up to this one; an array in place."""
-        return self._exchanged("scan", *args)
+        return self._scan(Operation.scan, *args)
 
     def exscan(self, *args: Any) -> Any:
         """Return the combination of the values of the members before this one; an array in place."""
-        return self._exchanged("exscan", *args)
+        return self._scan(Operation.exscan, *args)
+
+    def _scan(self, operation: Operation, x: Any, op: str, deadline_ns: int | None) -> Any:
+        array = as_operand(x)
+        if array is None or not array.flags.writeable or array.nbytes > self.protocol.payload_nbytes:
+            return self._exchanged(operation.name, x, op, deadline_ns)
+        return x if self.reductions.scan(operation, array, op, deadline_ns) else None
 
     def locate(self, *args: Any) -> Any:
         """Return the best values of all members and their locations."""

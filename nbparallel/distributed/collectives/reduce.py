@@ -127,6 +127,8 @@ class Reduction:
     """First element and the one behind the last that each member takes, if not all take all."""
     may_differ: bool = False
     """Whether members that bring different content get no error: see `Averaging`."""
+    behind: int | None = None
+    """The member behind the last one whose array is combined, if not all are."""
 
 
 class Reduce:
@@ -308,6 +310,20 @@ class Reduce:
             array[...] = target.reshape(array.shape)
         return x if fills else in_kind_of(x, target.reshape(array.shape))
 
+    def scan(self, operation: Operation, array: AnyArray, op: str, deadline_ns: int | None) -> bool:
+        """Combine a short array in place with those of lower members; whether there are any, or its own."""
+        self._protocol.deadline_ns = deadline_ns
+        operator, span = operator_for(find_operator(op), array.dtype), self._memory.span_of(array)
+        source = np.ascontiguousarray(array).reshape(-1)
+        target = np.empty_like(source) if (behind := self._index + (operation is Operation.scan)) else None
+        label = array_label(operation.name, operator.name, array.dtype, array.shape)
+        self._run(
+            Reduction(operation, operator, label, array, span, source, False, target, span, behind=behind)
+        )
+        if target is not None:
+            array[...] = target.reshape(array.shape)
+        return target is not None
+
     # -- reduce_scatter ------------------------------------------------------------------------------------
 
     def reduce_scatter(
@@ -447,7 +463,10 @@ class Reduce:
     def _combine_left(self, reduction: Reduction) -> None:
         if (target := reduction.target) is not None:
             start, stop = reduction.start, reduction.start + target.size
-            views = [self._slot(i, reduction.source)[start:stop] for i in range(self._size)]
+            members = range(self._size)[: reduction.behind]
+            views = [self._slot(i, reduction.source)[start:stop] for i in members]
+            if len(views) == 1:
+                target[...] = views[0]
             with np.errstate(all="ignore"):
                 combine(reduction.operator, views, target)
 
