@@ -321,14 +321,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             return NotImplemented
         if definitions.is_dispatcher(function):
             return definitions.reduce_dispatcher(function)
-        module = definitions.module_of(function.__globals__)
+        module, code = definitions.module_of(function.__globals__), function.__code__
         if module is not None:
-            return definitions.reduce_function(
-                function, module, self.cells, function_names(function.__code__)
-            )
+            return definitions.reduce_function(function, module, self.cells, function_names(code))
         if not definitions.is_main_globals(function.__globals__, self.main_globals):
             return self._dynamic_function_reduce(definitions.without_annotations(function))
-        names = function_names(function.__code__)
+        names = function_names(code)
         self.made.global_names |= names.reads | names.doubtful
         self.made.assigned |= names.stores
         self.made.mentioned |= names.mentioned
