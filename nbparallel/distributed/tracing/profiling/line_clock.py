@@ -25,7 +25,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
-from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -47,9 +46,7 @@ _TOOLS = (4, 3, 2)
 _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NAME, _LONG_NS = "nbparallel", 10**12
-_NOTHING = "x = 0\n" * 100, "any(None for _ in 50 * (0,))"  # 100 lines; 50 times an element and back
-_costs_ns: list[int] = []
-"""What an event takes outside of its callback, of a line and another one; measured once in a process."""
+_NOTHING = "for i in 30 * (0,):\n    j = i\n    k = j", "any(None for _ in 45 * (0,))"  # 90 events each
 
 
 class LinePlace:
@@ -145,9 +142,7 @@ class LineClock(LineTimer):
         }  # fmt: skip
         for event, callback in self._callbacks.items():
             monitoring.register_callback(tool, event, callback)
-        if not _costs_ns:
-            _costs_ns[:] = map(self._calibrated, _NOTHING)
-        self._costs = _costs_ns
+        self._costs = [*map(self._calibrated, _NOTHING)]  # each time: the machine is not always as quick
         self._begin()
         self._opener = threading.Thread(target=self._open, name="nbparallel profile", daemon=True)
         self._opener.start()
@@ -182,7 +177,7 @@ class LineClock(LineTimer):
             yield place.filename, place.line, [max(0, ns) for ns in place.times]
 
     def _calibrated(self, text: str) -> int:
-        """Return how much longer each of 100 events makes code take, besides their callbacks."""
+        """Return how much longer each of 90 events makes code take, besides their callbacks."""
         code, alone, observed = compile(text, OWN, "exec"), [], []
         codes = [code, *(part for part in code.co_consts if isinstance(part, CodeType))]
         for _ in range(15):
@@ -199,7 +194,7 @@ class LineClock(LineTimer):
             observed.append(sum(place.times[0] for place in self._places.values()))
         for each in codes:
             self._have(each, 0)
-        return max(0, int(median(observed) - median(alone)) // 100)
+        return max(0, (sorted(observed)[4] - sorted(alone)[4]) // 90)  # a quarter: less may have been seen
 
     def _open(self) -> None:
         """Enable what was disabled, again and again."""
