@@ -273,8 +273,8 @@ def check_shareable(name: str, namespace: Mapping[str, Any]) -> None:
     if not value.flags.writeable:
         raise ReadOnlyArrayError(
             f"{name!r} is for reading only in the notebook, so ranks cannot write it either: "
-            f"`{name}.flags.writeable = True`, or `{name} = {name}.copy()`, first; of a file "
-            'nbp.from_file(path, mode="r+") makes an array that they can'
+            f"`{name} = {name}.copy()` first, or, if its memory may be written, `{name}.flags.writeable = "
+            'True`; of a file nbp.from_file(path, mode="r+") makes an array that they can'
         )
 
 
