@@ -109,7 +109,7 @@ def test_a_memmap_is_private_on_ranks(pair, tmp_path, suffix, mode):
         (
             "xx = np.frombuffer(b'12345678')",
             ReadOnlyArrayError,
-            r"for reading only.*or `xx = xx.copy.*nbp.from_file",
+            r"for reading only.*: `xx = xx.copy.*nbp.from_file",
         ),
     ],
 )
