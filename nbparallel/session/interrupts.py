@@ -52,9 +52,9 @@ class InterruptCounter:
         self._raised: BaseException | None = None
         self._kept = 0.0
         self._installed = False
-        self.count = 0
+        self.count: int = 0
         """How often SIGINT came."""
-        self.answered = 0
+        self.answered: int = 0
         """How many of them were acted on."""
         self._raises = False
         self._uncounted = 0

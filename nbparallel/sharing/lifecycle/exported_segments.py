@@ -411,8 +411,9 @@ class KeptMemory(Generic[K, V]):
     """
 
     def __init__(self, budget: PoolBudget, most: int, on_first: list[Callable[[], None]]) -> None:
-        self.budget, self._most, self._kept = budget, most, dict[K, V]()
-        self.on_first = on_first
+        self.budget: PoolBudget = budget
+        self._most, self._kept = most, dict[K, V]()
+        self.on_first: list[Callable[[], None]] = on_first
         """Called when something is about to be kept, and nothing is: it has to be trimmed in time."""
 
     def __len__(self) -> int:
@@ -466,7 +467,7 @@ class MemoryPool(KeptMemory[int, Block]):
 
     def __init__(self, max_nbytes: int | None = None) -> None:
         super().__init__(PoolBudget(max_nbytes), MAX_BLOCKS, [])
-        self.lasting = max_nbytes is not None
+        self.lasting: bool = max_nbytes is not None
         """Whether memory is kept without a session as well."""
         self._refuses_until = 0.0
         self.close_block: Callable[[Block], None] = Block.close
