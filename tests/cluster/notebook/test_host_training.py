@@ -54,7 +54,10 @@ same, x[:1000]
             "dist.average_gradients([np.zeros(3)], weight=None if rank == 3 else 1)",
             r"rank 3 \(host b\) did not",
         ),
-        ("dist.batches(np.zeros(9), batch_size=1 + rank // 2, epoch=0)", r"ranks 2-3 \(host b\) passed batch_size=2"),
+        (
+            "dist.batches(np.zeros(9), batch_size=1 + rank // 2, epoch=0)",
+            r"ranks 2-3 \(host b\) passed batch_size=2",
+        ),
         ("dist.assert_same(rank // 3)", r"rank 3 \(host b\) differs"),
     ],
 )
