@@ -64,21 +64,19 @@ class NamedLock:
         PeerFailedError
             A rank of the cell failed or died.
         """
-        self._take()
-        return True
-
-    def _take(self, *, kept: bool = False) -> None:
         token = next(TOKENS)
         try:
-            abandoned = self._find().acquire(self.name, deadline(self._timeout), token)
-            self.abandoned = tuple(lock.rank for lock in abandoned)
-            if abandoned:  # a filter of the user's may make the warning an error
-                self._warn([f"rank {lock.rank}, which took it on line {lock.line}" for lock in abandoned])
-            if kept:
-                self._token = token
+            self._take(token)
         except BaseException:
             self._find().withdraw(token)  # a signal handler may raise when the lock is taken already
             raise
+        return True
+
+    def _take(self, token: int) -> None:
+        abandoned = self._find().acquire(self.name, deadline(self._timeout), token)
+        self.abandoned = tuple(lock.rank for lock in abandoned)
+        if abandoned:  # a filter of the user's may make the warning an error
+            self._warn([f"rank {lock.rank}, which took it on line {lock.line}" for lock in abandoned])
 
     def _warn(self, holders: list[str]) -> None:
         filename, line = self._find().call_place()
@@ -101,7 +99,13 @@ class NamedLock:
         self._find().release(self.name)
 
     def __enter__(self) -> Self:
-        self._take(kept=True)
+        token = next(TOKENS)
+        try:
+            self._take(token)
+            self._token = token
+        except BaseException:
+            self._find().withdraw(token)
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
