@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.inspection import DrawnNames, MessageReport
@@ -21,8 +21,7 @@ Noted = tuple[str, int, int, int, int, int, int, int, int, tuple[int, ...], bool
 """The fields of an `OperationSpan`, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationSpan:
+class OperationSpan(NamedTuple):
     """One operation between ranks, as one of them saw it."""
 
     name: str
@@ -80,7 +79,7 @@ class RankTimeline:
 
     def spans(self) -> tuple[OperationSpan, ...]:
         """Return the operations that were noted one by one, in order."""
-        return tuple(OperationSpan(*fields) for fields in self.noted)
+        return tuple(map(OperationSpan._make, self.noted))
 
 
 CELL_FILE = "<ipython-input-"

@@ -32,7 +32,7 @@ from nbparallel_widgets.panel_view import PanelView
 
 INTERVAL = 0.2
 """Seconds between two looks at least."""
-SHARE = 0.004
+SHARE = 0.003
 """Of a cell's time, which looks may take: on a slow machine they are fewer.  The cell's end takes as much."""
 SELDOM = 1.0
 """Seconds between two looks at most, if only their cost counts."""

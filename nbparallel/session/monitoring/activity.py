@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -108,24 +109,26 @@ def _add_bytes(
     moved: Sequence[list[int]], rank: int, spans: Iterable[OperationSpan], world: Sequence[int]
 ) -> bool:
     """Add what went out from one rank; return whether all of it is known."""
+    sums: Counter[tuple[str, int, tuple[int, ...]]] = Counter()
     for span in spans:
-        if not span.nbytes or span.name in _TAKES or span.failed:
-            continue
-        members = span.group or tuple(world)
-        root = span.peer if span.peer >= 0 else members[0]
-        if span.name in _SENDS:
-            targets: Iterable[int] = (span.peer,)
-        elif span.name in _TO_ROOT:
+        if span.nbytes and span.name not in _TAKES and not span.failed:
+            sums[span.name, span.peer, span.group] += span.nbytes
+    for (name, peer, group), nbytes in sums.items():
+        members = group or world
+        root = peer if peer >= 0 else members[0]
+        if name in _SENDS:
+            targets: Iterable[int] = (peer,)
+        elif name in _TO_ROOT:
             targets = () if rank == root else (root,)
-        elif span.name in _FROM_ROOT:
+        elif name in _FROM_ROOT:
             targets = members if rank == root else ()
-        elif span.name in _TO_ALL:
+        elif name in _TO_ALL:
             targets = members
         else:
             return False
         for target in targets:
-            if target != rank or span.name in _SENDS:
-                moved[rank][target] += span.nbytes
+            if target != rank or name in _SENDS:
+                moved[rank][target] += nbytes
     return True
 
 

@@ -236,21 +236,19 @@ def _absent_ranks(
     record: CellRecord, spans: Mapping[int, Sequence[OperationSpan]]
 ) -> dict[_Met, tuple[int, ...]]:
     """Return for every collective that failed the members that never came to it."""
-    came: dict[_Met, set[int]] = {}
-    failed: set[_Met] = set()
-    for rank, operations in spans.items():
-        for span in operations:
-            if span.number:
-                came.setdefault((span.group, span.number), set()).add(rank)
-                failed.update([(span.group, span.number)] if span.failed else ())
+    failed = {
+        (span.group, span.number) for met in spans.values() for span in met if span.failed and span.number
+    }
+    came = {(rank, span.group, span.number) for rank in spans for span in spans[rank]} if failed else ()
     # One whose short operations are only counted may have been there.
     known = [rank for rank in spans if not record.ranks[rank].omitted]
     silent = sorted({*known, *record.died})
-    found = {}
-    for group, number in failed:
-        here = came[group, number]
-        found[group, number] = tuple(r for r in silent if r not in here and (not group or r in group))
-    return found
+    return {
+        (group, number): tuple(
+            rank for rank in silent if (rank, group, number) not in came and (not group or rank in group)
+        )
+        for group, number in failed
+    }
 
 
 def _last_to_come(spans: Mapping[int, Sequence[OperationSpan]]) -> dict[_Met, tuple[int, int]]:
@@ -289,13 +287,13 @@ def _with_the_awaited(
     """Return an operation with the rank that it waited for, as far as notes show."""
     if not span.number:
         known = span.awaited if span.awaited >= 0 or not span.name.startswith(_OF_TWO) else span.peer
-        return replace(span, awaited=known)
+        return span if span.awaited == known else span._replace(awaited=known)
     if span.failed and (never := absent[span.group, span.number]):
-        return replace(span, awaited=span.awaited if span.awaited in never else never[0])
+        return span._replace(awaited=span.awaited if span.awaited in never else never[0])
     came, latest = last[span.group, span.number]
     if latest == rank or came <= span.begin_ns:
         return span
-    return replace(span, awaited=latest)
+    return span._replace(awaited=latest)
 
 
 def _pieces(notes: RankTimeline, spans: Sequence[OperationSpan], zero: int) -> Iterator[Span]:
