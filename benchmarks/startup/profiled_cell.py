@@ -1,6 +1,6 @@
 """What ``profile=True`` costs a cell, and how far each line is from the truth.
 
-``python -m benchmarks.startup.profiled_cell [RUNS]`` runs a cell of pure Python and one of numpy on one rank,
+``python -m benchmarks.startup.profiled_cell [RUNS]`` runs three cells on one rank,
 in turns without and with a profile.  It prints the overhead in processor time, of the best runs, and the
 share of each line beside that of timers in the code (in runs of their own; heads of loops are left out).
 Goals: at most 5 per cent, and 3 points.
@@ -15,14 +15,22 @@ from collections import Counter
 from nbparallel.session import Session
 
 CELLS = {
-    "pure Python": """words = []
-for i in range(100_000):
+    "four lines": """total = sum(range(12_000_000))
+b = np.sort(a)
+for step in range(4):
+    c = m @ m
+for step in range(3_000):
+    words = str(step) * 400
+    letters = sorted(words)[:9]
+    text = "".join(letters)""",
+    "pure Python, short lines": """words = []
+for i in range(300_000):
     text = str(i) * 3
     number = sum(map(ord, text))
     words.append(text[::-1])
     table = {letter: 0 for letter in text}
 total = sorted(words)
-squares = sum(i * i for i in range(1_000_000))""",
+squares = sum(i * i for i in range(3_000_000))""",
     "numpy": """a = np.random.default_rng(0).random(3_000_000)
 b = np.sort(a)
 for step in range(20):
@@ -34,7 +42,8 @@ f = np.cumsum(b)""",
 SETUP = """import numpy as np
 from time import perf_counter_ns as _now
 _cost = sorted(-(_now() - _now()) for _ in range(1000))[500]
-m = np.random.default_rng(1).random((500, 500))"""
+m = np.random.default_rng(1).random((500, 500))
+a = np.random.default_rng(0).random(3_000_000)"""
 
 
 def timed(cell: str) -> str:
@@ -72,7 +81,7 @@ def compare(session: Session, name: str, cell: str, runs: int) -> None:
 
 
 def main(runs: int = 7) -> None:
-    """Measure both cells."""
+    """Measure all cells."""
     with Session(2) as session:  # BLAS has one thread for each CPU of a rank
         session.run(SETUP, ranks=[0])
         for name, cell in CELLS.items():
