@@ -67,6 +67,6 @@ def run(*, quick: bool) -> Section:
     return Section(
         "The live panel",
         figures,
-        "Of a loop that computes some milliseconds and calls `all_reduce`, as the front end sees it.  Times of "
-        "one cell scatter by more than 1 % here, so the aim is one of processor time.",
+        "Of a loop that computes some milliseconds and calls `all_reduce`, as the front end sees it.  Times "
+        "of one cell scatter by more than 1 % here, so the aim is one of processor time.",
     )
