@@ -32,11 +32,10 @@ from nbparallel.distributed.work import Tickets
 from nbparallel.sharing.store import Store
 from nbparallel.wire.control import ControlView
 from nbparallel.wire.identity import WorldPlace
-from nbparallel.wire.messages import RankTimeline
 
 if TYPE_CHECKING:  # a tenth of what a script's import of the operations takes
     from nbparallel.wire.inspection import MessageReport
-    from nbparallel.wire.messages import MessageSettlement
+    from nbparallel.wire.messages import MessageSettlement, RankTimeline
 
 
 class Communicator(

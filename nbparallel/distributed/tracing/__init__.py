@@ -23,7 +23,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState
 from nbparallel.distributed.runtime.observers import Observers
@@ -38,7 +38,9 @@ from nbparallel.wire.control_layout import (
     TIMING_UNCOUNTED,
     Operation,
 )
-from nbparallel.wire.messages import Noted, RankTimeline
+
+if TYPE_CHECKING:
+    from nbparallel.wire.messages import Noted, RankTimeline
 
 KEPT = 2000
 """Operations of one cell that are kept, the last ones; 50 bytes each on their way."""
@@ -124,6 +126,8 @@ class OperationTracer:
 
     def take(self) -> RankTimeline:
         """Return the notes on the cell that has ended."""
+        from nbparallel.wire.messages import RankTimeline  # no script needs it
+
         noted, operations = self._noted, self._traced_count + self._unseen
         full = self._traced_count + self._waits > len(noted)
         return RankTimeline(
