@@ -384,12 +384,8 @@ def _rebuild_cached(function: Callable[..., Any], parameters: dict[str, Any]) ->
     return functools.lru_cache(**parameters)(function)
 
 
-_DISPATCHER: types.CodeType = vars(functools)["singledispatch"](len).__code__
-
-
-def is_dispatcher(function: types.FunctionType) -> bool:
-    """Whether ``functools.singledispatch`` made a function: its cache of weak references cannot travel."""
-    return function.__code__ is _DISPATCHER
+DISPATCHER: types.CodeType = vars(functools)["singledispatch"](len).__code__
+"""That of every function of ``functools.singledispatch``, whose cache of weak references cannot travel."""
 
 
 def reduce_dispatcher(function: Any) -> tuple[Any, ...]:

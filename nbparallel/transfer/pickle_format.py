@@ -96,11 +96,6 @@ def write_blob(
     return handle, tuple(regions), owner
 
 
-def map_blob(handle: ArrayHandle, store: Store, *, broker: Any = None) -> memoryview:
-    """Return the blob's bytes, writable, private to this process; they live as long as a view does."""
-    return store.attach(handle, private=True, broker=broker).data
-
-
 LARGE = 256 * 1024
 """Bytes; a buffer below this is cheaper inside the stream than mapped."""
 
@@ -169,8 +164,15 @@ def pack_message(
 
 
 def parse_message(data: memoryview, store: Store, broker: Any) -> tuple[memoryview, list[memoryview]]:
-    """Return the stream of a message and its buffers, mapped."""
-    _, flags, count, segment, segment_nbytes, offset = _parse_header(data)
+    """Return the stream of a message and its buffers: writable, private to this process.
+
+    The mapping lives as long as a view of it does.
+    """
+    if data.nbytes < _HEADER.size:
+        raise ProtocolError(f"a pickled message of {data.nbytes} bytes is shorter than its header")
+    magic, version, flags, _, count, segment, segment_nbytes, offset = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != _VERSION:
+        raise ProtocolError(f"not a pickled message of version {_VERSION}: {bytes(data[:5])!r}")
     start = _HEADER.size + count * _REGION.size
     if start > data.nbytes:
         raise ProtocolError(f"a pickled message announces {count} regions and ends before them")
@@ -179,18 +181,9 @@ def parse_message(data: memoryview, store: Store, broker: Any) -> tuple[memoryvi
         return data[start:], []
     nbytes = max(begin + length for begin, length in regions)
     handle = ArrayHandle(segment, segment_nbytes, offset, (nbytes,), (1,), "|u1", False)
-    blob = map_blob(handle, store, broker=broker)
+    blob = store.attach(handle, private=True, broker=broker).data
     parts = [blob[begin : begin + length] for begin, length in regions]
     return (parts[0], parts[1:]) if flags & _STREAM_IN_BLOB else (data[start:], parts)
-
-
-def _parse_header(data: memoryview) -> tuple[int, int, int, int, int, int]:
-    if data.nbytes < _HEADER.size:
-        raise ProtocolError(f"a pickled message of {data.nbytes} bytes is shorter than its header")
-    magic, version, flags, _, count, segment, segment_nbytes, offset = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != _VERSION:
-        raise ProtocolError(f"not a pickled message of version {_VERSION}: {bytes(data[:5])!r}")
-    return version, flags, count, segment, segment_nbytes, offset
 
 
 def join_globals(main: Pickled, parts: Mapping[str, Pickled | str], digests: Mapping[str, bytes]) -> Pickled:

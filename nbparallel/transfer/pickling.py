@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import sys
 import time
 import types
 from collections import ChainMap
@@ -183,11 +184,12 @@ class Serialised:
         self.tensors: list[Any] = []
         """Tensors inside, as the stream numbers them."""
 
-    def checksum(self) -> bytes:
-        """Return what changes when the object does."""
+    def checksum(self, most: int = sys.maxsize) -> bytes:
+        """Return what changes when the object does; of buffers beyond `most` bytes only the size counts."""
         digest = hashlib.blake2b(self.stream, digest_size=16)
         for buffer in self.buffers:
-            digest.update(checksum_buffer(buffer))
+            most -= buffer.nbytes
+            digest.update(checksum_buffer(buffer) if most >= 0 else buffer.nbytes.to_bytes(8, "little"))
         return digest.digest()
 
     def pack(self, store: Store, *, broker: Any = None) -> Pickled:
@@ -319,7 +321,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def _reduce_function(self, function: types.FunctionType) -> Any:
         if cloudpickle._should_pickle_by_reference(function):
             return NotImplemented
-        if definitions.is_dispatcher(function):
+        if function.__code__ is definitions.DISPATCHER:
             return definitions.reduce_dispatcher(function)
         module, code = definitions.module_of(function.__globals__), function.__code__
         if module is not None:
@@ -432,14 +434,7 @@ def content_digest(obj: Any, store: Store, main_globals: Mapping[str, Any]) -> b
     """
     pickler = _Pickler(store, None, main_globals, file=_LimitedFile(), apart=True)
     pickler.map_files = Files.PRIVATE
-    if pickler.run(obj) is not None:
-        return None
-    digest = hashlib.blake2b(pickler.made.stream, digest_size=16)
-    left = MOST_BUFFERS
-    for buffer in pickler.made.buffers:
-        left -= buffer.nbytes
-        digest.update(checksum_buffer(buffer) if left >= 0 else buffer.nbytes.to_bytes(8, "little"))
-    return digest.digest()
+    return None if pickler.run(obj) is not None else pickler.made.checksum(MOST_BUFFERS)
 
 
 def dumps(

@@ -6,8 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nbparallel.errors import ProtocolError
 from nbparallel.transfer.pickle_format import checksum_buffer
