@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbparallel.cluster.host_place import HostPlace
-from nbparallel.cluster.rank_mail import ExchangeCall, LeaderExchange
+from nbparallel.cluster.rank_mail import LeaderExchange
 from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState
 from nbparallel.distributed.collectives.movements import (
@@ -53,6 +53,7 @@ from nbparallel.distributed.runtime.shared_arrays import (
     in_kind_of,
     read_only,
 )
+from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.mismatch import DIFFERENT, Row, parse, table
 from nbparallel.distributed.slots.slot_area import Fingerprint, fingerprint
 from nbparallel.errors import (
@@ -528,8 +529,8 @@ class HostOperations:
         others = {part[0]: part for host, part in enumerate(parts) if host != self._here}
         sent = {part[0]: outgoing.get(host, ()) for host, part in enumerate(parts)}
         context.open = -1
-        call = ExchangeCall(self._operation, self._line, until, self._explain)
-        found = self._leaders.exchange(sent, others, call)
+        waiting = functools.partial(WaitRecord, explain=self._explain, line=self._line, deadline_ns=until)
+        found = self._leaders.exchange(sent, others, self._operation, waiting)
         context.open = 0
         return {host: found[part[0]] for host, part in enumerate(parts) if host != self._here}
 

@@ -30,10 +30,6 @@ from nbparallel.wire.system import open_descriptors, process_limit
 if TYPE_CHECKING:
     from nbparallel.cluster.dask.dask_cluster import DaskCluster
     from nbparallel.session.diagnostics.doctor import Finding
-    from nbparallel.session.monitoring.activity import SessionActivity
-    from nbparallel.session.monitoring.segments import SessionNames
-    from nbparallel.session.monitoring.statistics import SessionStatistics
-    from nbparallel.session.monitoring.timeline import Timeline
     from nbparallel.wire.inspection import Completion
 
 MOST_HOSTS = 32
@@ -182,11 +178,15 @@ class HostViews(SessionViews):
 
         seen, missing = self._view("findings")
         lost = [Finding("its node", Severity.PROBLEM, why, AGAIN, host) for host, why in missing.items()]
-        return (
-            *lost,
-            *(one for some in seen.values() for one in some),
-            _safety(self._host_pool.cluster.address),
-        )
+        address = self._host_pool.cluster.address
+        safe = f"as safe as the cluster, {address}"
+        if address.startswith("tls://"):
+            safety = Finding("security", Severity.OK, f"{safe}: all that travels is encrypted")
+        else:
+            reach = f"{safe}: whatever reaches its scheduler or a worker can run code there"
+            advice = "start the cluster with TLS (`security=` of Dask), or where only you can reach it"
+            safety = Finding("security", Severity.WARNING, reach, advice)
+        return (*lost, *(one for some in seen.values() for one in some), safety)
 
     def timeline(self) -> Timeline | None:
         record = self._tasks.record  # without the ranks' notes, which the hosts keep
@@ -196,18 +196,6 @@ class HostViews(SessionViews):
         ranks = clock.ranks if clock.task == record.task else ()
         hosts = sorted(set(map(place.host_of, ranks or place.ranks)))
         return join_timeline(place, record, ranks, *self._view("notes", record.task, hosts=hosts))
-
-
-def _safety(address: str) -> Finding:
-    """Return how safe a session is on a cluster with this address."""
-    from nbparallel.session.diagnostics.doctor import Finding, Severity
-
-    seen = f"as safe as the cluster, {address}"
-    if address.startswith("tls://"):
-        return Finding("security", Severity.OK, f"{seen}: all that travels is encrypted")
-    seen = f"{seen}: whatever reaches its scheduler or a worker can run code there"
-    advice = "start the cluster with TLS (`security=` of Dask), or where only you can reach it"
-    return Finding("security", Severity.WARNING, seen, advice)
 
 
 # One view of a session on several hosts, made of what each host's session sees of its own ranks.

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from nbparallel.errors import (
     CollectiveTimeoutError,
     HostLostError,
     InternalError,
-    NbParallelError,
     PeerFailedError,
 )
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
@@ -116,17 +115,6 @@ class RankMail:
             )
 
 
-class ExchangeCall(NamedTuple):
-    """The call of a collective of which an exchange is a step."""
-
-    operation: Operation
-    line: int
-    until: int | None
-    """When it times out."""
-    explain: Callable[[list[int]], NbParallelError]
-    """Returns the error when these ranks have finished the cell without this call."""
-
-
 class LeaderExchange:
     """What a host's first rank in a group exchanges with those of other hosts.
 
@@ -147,7 +135,11 @@ class LeaderExchange:
         return LeaderExchange(self._context, self._sender, self._receiver, self._place, word ^ 1)
 
     def exchange(
-        self, sent: Mapping[int, Sequence[Octets]], others: Mapping[int, list[int]], call: ExchangeCall
+        self,
+        sent: Mapping[int, Sequence[Octets]],
+        others: Mapping[int, list[int]],
+        operation: Operation,
+        waiting: Callable[..., WaitRecord],
     ) -> dict[int, list[memoryview]]:
         """Send other leaders their buffers, and return those of each; all leaders call it, equally often.
 
@@ -155,17 +147,22 @@ class LeaderExchange:
         ----------
         others : mapping
             By leader, the members on its host.
+        operation : Operation
+            The collective of which this is a step.
+        waiting : callable
+            Returns the record of a wait in that call: ``waiting(operation, awaited, peer=leader)``.
         """
         context, sender = self._context, self._sender
         strict, operations, sender.strict = sender.strict, context.operations, False
         try:
             for leader in others:
                 self._send(leader, [memoryview(each).cast("B") for each in sent[leader]])
-            return {leader: self._take(leader, ranks, call) for leader, ranks in others.items()}
+            wait = partial(waiting, operation)
+            return {leader: self._take(leader, ranks, wait) for leader, ranks in others.items()}
         except PeerFailedError as error:
             if LINK not in str(error):
                 raise
-            reason = f"{call.operation.name} needs {str(error).replace(' cannot be reached: ', ', and ')}"
+            reason = f"{operation.name} needs {str(error).replace(' cannot be reached: ', ', and ')}"
             host = self._place.index_of(error.rank)
             name, ranks = self._place.hosts[host], tuple(self._place.ranks_of(host))
             raise HostLostError(reason, host=name, ranks=ranks, reason=LINK) from error
@@ -181,14 +178,12 @@ class LeaderExchange:
         for message in messages:
             self._sender.send(message, leader, 0, view=False, deadline_ns=None, group=self._word)
 
-    def _take(self, leader: int, ranks: list[int], call: ExchangeCall) -> list[memoryview]:
+    def _take(self, leader: int, ranks: list[int], waiting: Callable[..., WaitRecord]) -> list[memoryview]:
         ring = self._receiver.rings[leader]
         find = partial(self._receiver.unexpected.find, leader, 0, self._word)
 
         def wait() -> WaitRecord:
-            awaited = lambda: [] if ring.has_message() else ranks  # noqa: E731
-            operation, line, until, explain = call
-            return WaitRecord(operation, awaited, explain, line, peer=leader, deadline_ns=until)
+            return waiting(lambda: [] if ring.has_message() else ranks, peer=leader)
 
         if find() is None:
             self._receiver.wait_for(ring.has_message, leader, [leader], wait, find)
