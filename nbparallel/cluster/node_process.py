@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -19,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from nbparallel.errors import ChannelClosedError
-from nbparallel.wire.system import roomy_pair, send_all, without_debugger
+from nbparallel.wire.system import is_ready, roomy_pair, send_all, without_debugger
 
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -99,9 +98,7 @@ def _watch(parent: int, end: Callable[[], None]) -> None:
         end()
 
     def wait() -> None:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll()
+        is_ready(pidfd, None)
         end()
 
     threading.Thread(target=wait, name="nbparallel-parent", daemon=True).start()

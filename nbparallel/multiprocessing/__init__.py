@@ -15,27 +15,30 @@ if typing.TYPE_CHECKING:  # its name alone would be one more of ours; the librar
     from multiprocessing import *  # noqa: F403
     from multiprocessing import reducer as reducer
 
-    from nbparallel.multiprocessing.workers.batches import default_collate as default_collate
-    from nbparallel.multiprocessing.workers.batches import get_worker_info as get_worker_info
+    from nbparallel.multiprocessing.workers import register_joblib as register_joblib
+    from nbparallel.multiprocessing.workers.batches import (
+        default_collate as default_collate,
+        get_worker_info as get_worker_info,
+    )
     from nbparallel.multiprocessing.workers.data_loader import DataLoader as DataLoader
     from nbparallel.multiprocessing.workers.executor import Executor as Executor
-    from nbparallel.multiprocessing.workers.executor import register_joblib as register_joblib
-    from nbparallel.multiprocessing.workers.spawned_processes import ProcessContext as ProcessContext
-    from nbparallel.multiprocessing.workers.spawned_processes import ProcessException as ProcessException
     from nbparallel.multiprocessing.workers.spawned_processes import (
+        ProcessContext as ProcessContext,
+        ProcessException as ProcessException,
         ProcessExitedException as ProcessExitedException,
-    )
-    from nbparallel.multiprocessing.workers.spawned_processes import (
         ProcessRaisedException as ProcessRaisedException,
+        spawn as spawn,
+        start_processes as start_processes,
     )
-    from nbparallel.multiprocessing.workers.spawned_processes import spawn as spawn
-    from nbparallel.multiprocessing.workers.spawned_processes import start_processes as start_processes
-    from nbparallel.sharing import get_all_sharing_strategies as get_all_sharing_strategies
-    from nbparallel.sharing import get_sharing_strategy as get_sharing_strategy
-    from nbparallel.sharing import set_sharing_strategy as set_sharing_strategy
+    from nbparallel.sharing import (
+        get_all_sharing_strategies as get_all_sharing_strategies,
+        get_sharing_strategy as get_sharing_strategy,
+        set_sharing_strategy as set_sharing_strategy,
+    )
 
 _OURS = {
-    ".workers.executor": ("Executor", "register_joblib"),
+    ".workers": ("register_joblib",),
+    ".workers.executor": ("Executor",),
     ".workers.data_loader": ("DataLoader",),
     ".workers.batches": ("default_collate", "get_worker_info"),
     ".workers.spawned_processes": (

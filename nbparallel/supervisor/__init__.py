@@ -3,10 +3,10 @@
 One death, with the sides of the kernel and of the other ranks::
 
     rank exits ── SIGCHLD, pidfd ─> main._on_children
-      children.reap              kill its process group, waitpid       -> ChildExit
+      children.reap              kill its process group, waitpid       -> its exit code
       main._on_rank_exit         read what its socket still holds
         wire.control.write_death the death record: peers that wait raise PeerFailedError
-        SegmentServer.client_gone
+        Clients.end
           Ledger.client_gone     end its holds: close, unlink, Idle or Drop to segments' creators
         DIED to the kernel
       orphans.end                kill what user code on the rank had started

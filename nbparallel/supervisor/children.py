@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from nbparallel.supervisor.clients import Client
-from nbparallel.wire.identity import Process, has_ended, process_of, process_state, this_process
+from nbparallel.wire.identity import Process, has_ended, process_of, process_state
 
 # The process table, as ``/proc`` shows it: pids, environments, open descriptors; and killing without a race.
 #
@@ -135,18 +132,6 @@ def become_supervisor(*fds: int) -> None:
         os.set_inheritable(fd, False)
 
 
-@dataclass(frozen=True, slots=True)
-class ChildExit:
-    """How a child ended."""
-
-    pid: int
-    """Its process id, free for reuse since."""
-    exit_code: int | None
-    """What it passed to exit; None if a signal ended it."""
-    signal_number: int | None
-    """The signal that ended it; None if it exited."""
-
-
 def start(argv: Sequence[str], keep: Sequence[int], *, stdout: int, stderr: int) -> int:
     """Fork and execute `argv`, which dies with us; return its pid.
 
@@ -210,8 +195,8 @@ def use_batch_scheduling() -> None:
         pass  # not Linux, or forbidden: it is a matter of speed only
 
 
-def reap(sessions: set[int]) -> Iterator[ChildExit]:
-    """Yield every child that has ended, without waiting.
+def reap(sessions: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield pid and exit code of every child that has ended (negative: of a signal), without waiting.
 
     A child in `sessions` leads a session of its own: what it started is ended with it, *before* it is
     reaped, because its pid (and so the number of its process group) cannot be reused until then.
@@ -230,12 +215,7 @@ def reap(sessions: set[int]) -> Iterator[ChildExit]:
             except ProcessLookupError:
                 pass  # it left no process behind
         _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        yield ChildExit(
-            pid=pid,
-            exit_code=code if code >= 0 else None,
-            signal_number=-code if code < 0 else None,
-        )
+        yield pid, os.waitstatus_to_exitcode(status)
 
 
 def children() -> list[int]:
@@ -274,49 +254,6 @@ def is_exiting(pid: int) -> bool:
     return state is None or state.exiting
 
 
-class RankProcess(Client):
-    """A rank's process, from SPAWN to its death.
-
-    Attributes
-    ----------
-    inode : int
-        Of its end of the segment socket, which what it forks has open too.
-    protocol_error : str
-        How it broke the protocol, for which it was killed.
-    closed_socket : bool
-        Whether it closed its socket and went on, for which it was killed.
-    refused : int
-        The system's error (`errno`) if its process could not be made, else 0.
-    """
-
-    rank = 0
-    announced = dead = closed_socket = False
-    template = inode = refused = 0
-    protocol_error = ""
-
-    def kill(self) -> None:
-        """Kill it, now or when its process is known."""
-        self.doomed = True
-        if self.pid and not self.dead:  # a child, so that no other process has its number
-            os.kill(self.pid, signal.SIGKILL)
-
-    def death_message(self, child_exit: ChildExit | None) -> bytes:
-        """Return the payload of ``DIED``; None: how it ended is unknown."""
-        more: dict[str, object] = {word: getattr(self, word) for word in _OF_A_DEATH}
-        if child_exit is not None:
-            more.update(exit_code=child_exit.exit_code, signal=child_exit.signal_number)
-        return death_message(self.rank, self.number, **more)
-
-
-_OF_A_DEATH = ("pid", "announced", "protocol_error", "closed_socket", "refused")
-
-
-def death_message(rank: int, client: int, **more: object) -> bytes:
-    """Return the payload of ``DIED``, of a rank that may never have been a process."""
-    fields = {"pid": 0, "announced": False, "exit_code": None, "signal": None, "protocol_error": ""}
-    return json.dumps({"rank": rank, "client": client, **fields, "closed_socket": False, **more}).encode()
-
-
 # Orphans: processes that user code on a rank had started, and whose rank is dead.
 #
 # Whatever a rank started becomes the supervisor's child when its own parents have ended (a subreaper adopts).
@@ -332,16 +269,9 @@ SESSION, CLIENT, OWNER = "NBP_SESSION", "NBP_CLIENT", "NBP_OWNER"
 """Environment variables of every process below a session: its id, its rank's client number, its owner."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Dead:
-    pid: int
-    marks: frozenset[bytes]
-    socket: str
-
-
 def mark_children(notebook: int) -> None:
     """Mark every process below this one, the supervisor, with its owner, by an environment variable."""
-    owners = (process_of(notebook), this_process())
+    owners = (process_of(notebook), process_of(os.getpid()))
     os.environ[OWNER] = " ".join([_namespaces(), *(f"{owner.pid}:{owner.started}" for owner in owners)])
 
 
@@ -357,16 +287,17 @@ class Orphans:
     """The dead ranks of one session, and the processes that they left running."""
 
     def __init__(self) -> None:
-        self._dead: list[_Dead] = []
+        self._dead: list[tuple[int, frozenset[bytes], str]] = []
+        """Their pids, what the environment of their children has, and what these have open."""
 
     def rank_died(self, session: str, client: int, pid: int, inode: int) -> None:
         """Record the death of a rank; `inode` is that of its segment socket."""
         marks = frozenset({f"{SESSION}={session}".encode(), f"{CLIENT}={client}".encode()})
-        self._dead.append(_Dead(pid, marks, f"socket:[{inode}]"))
+        self._dead.append((pid, marks, f"socket:[{inode}]"))
 
     def forget_pid(self, pid: int) -> None:
         """Record that a pid of a dead rank was reused."""
-        self._dead = [dead for dead in self._dead if dead.pid != pid]
+        self._dead = [dead for dead in self._dead if dead[0] != pid]
 
     def end(self, living: Collection[int]) -> None:
         """Kill the children that dead ranks left; call it whenever a child has ended."""
@@ -380,13 +311,11 @@ class Orphans:
         state = process_state(pid)
         if state is None or state.letter in "ZX":
             return False
-        if any(state.group == dead.pid for dead in self._dead):
+        groups, marks, sockets = zip(*self._dead, strict=True)
+        if state.group in groups:
             return True
         variables = environment(pid)
-        if any(dead.marks <= variables for dead in self._dead):
-            return True
-        sockets = descriptors(pid)
-        return any(dead.socket in sockets for dead in self._dead)
+        return any(mark <= variables for mark in marks) or not descriptors(pid).isdisjoint(sockets)
 
 
 def orphans_text(count: int) -> str:

@@ -22,8 +22,7 @@ from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.ledger.segment_server import Reply, SegmentServer
 from nbparallel.wire import frames
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.system import is_ready as is_ready
-from nbparallel.wire.system import ready
+from nbparallel.wire.system import is_ready as is_ready, ready
 
 # The supervisor's event loop: one poll over all its descriptors, and outboxes that never block.
 
@@ -39,7 +38,8 @@ class Outbox:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self.waiting: deque[tuple[bytes, list[int]]] = deque()
+        """What there was no room for."""
         self.broken = False
         """Whether the peer is gone or took nothing for too long."""
 
@@ -60,26 +60,21 @@ class Outbox:
     def _send(self, data: bytes, fds: Sequence[int]) -> None:
         if self.broken:
             return
-        if not self._waiting and (self._try(data, fds) or self.broken):
+        if not self.waiting and (self._try(data, fds) or self.broken):
             return
-        if len(self._waiting) >= LIMIT:
+        if len(self.waiting) >= LIMIT:
             self._break()
             return
-        self._waiting.append((data, [os.dup(fd) for fd in fds]))
+        self.waiting.append((data, [os.dup(fd) for fd in fds]))
 
     def flush(self) -> None:
         """Send what waits, as far as the peer takes it."""
-        while self._waiting:
-            data, fds = self._waiting[0]
+        while self.waiting:
+            data, fds = self.waiting[0]
             if not self._try(data, fds):
                 return
-            self._waiting.popleft()
+            self.waiting.popleft()
             _close(fds)
-
-    @property
-    def waiting(self) -> bool:
-        """Whether frames wait for room."""
-        return bool(self._waiting)
 
     def _try(self, data: bytes, fds: Sequence[int]) -> bool:
         try:
@@ -104,8 +99,8 @@ class Outbox:
 
     def close(self) -> None:
         """Drop what waits."""
-        while self._waiting:
-            _close(self._waiting.popleft()[1])
+        while self.waiting:
+            _close(self.waiting.popleft()[1])
 
 
 def _close(fds: Sequence[int]) -> None:
@@ -225,11 +220,8 @@ class ClientKind(Protocol):
     def received(self, client: Any, frame: Frame) -> None:
         """Act on a frame; the caller closes it.  `ProtocolError`: it is damaged, or not to be expected."""
 
-    def disconnected(self, client: Any) -> None:
-        """Act on the end of a client's socket."""
-
-    def broke(self, client: Any, error: Exception) -> None:
-        """Act on a breach of the protocol."""
+    def disconnected(self, client: Any, error: Exception | None) -> None:
+        """Act on the end of a client's socket, or on how it broke the protocol."""
 
 
 class Client:
@@ -281,7 +273,7 @@ class Clients:
         """Enter a client into the ledger."""
         client.number = number
         self.by_number[number] = client
-        self.server.ledger.client_joined(number)
+        self.server.ledger.clients.add(number)
 
     def work(self, *, block: bool) -> None:
         """Wait for something to happen and act on it; without `block` only look."""
@@ -301,7 +293,7 @@ class Clients:
             if frame is False:
                 return False
             if frame is None:
-                client.kind.disconnected(client)
+                client.kind.disconnected(client, None)
                 return True
             assert isinstance(frame, Frame)
             try:
@@ -310,7 +302,7 @@ class Clients:
                 frame.close()
         except ProtocolError as error:
             self._log(f"client {client.number} broke the protocol: {error}")
-            client.kind.broke(client, error)
+            client.kind.disconnected(client, error)
         return True
 
     def drain(self, client: Client) -> bool:
@@ -352,7 +344,7 @@ class Clients:
         for client in clients:
             if client.socket.fileno() in waiting and not self.drain(client):
                 return  # the system has no memory for a message: try again in the next round
-        self.send(self.server.settle(turn))
+        self.send(self.server.perform(self.server.ledger.settle(turn)))
 
     def forget(self, client: Client) -> None:
         """Close a client's socket; what it holds stays (idempotent)."""
@@ -363,6 +355,6 @@ class Clients:
     def end(self, client: Client) -> None:
         """Close a client's socket and end what it holds."""
         self.forget(client)
-        self.send(self.server.client_gone(client.number))
+        self.send(self.server.perform(self.server.ledger.client_gone(client.number)))
         if self.server.ledger.parcels.of(client.number):
             self._left.append((time.monotonic() + LEFT_SECONDS, client.number))

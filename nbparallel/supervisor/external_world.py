@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.children import become_supervisor
 from nbparallel.supervisor.clients import Clients, is_ready
-from nbparallel.supervisor.worlds import KINDS, IntroducedClients, World, WorldMember, exit_status
+from nbparallel.supervisor.worlds import KINDS, IntroducedClients, World, WorldMember, exit_code_of
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import DRAFT, SOCKET, Reason, Refused, client_of, peer_of
+from nbparallel.wire.identity import DRAFT, SOCKET, Refused, client_of, peer_of
 
 # The listening socket to which processes that nbparallel did not start connect for their supervisor.
 #
@@ -147,7 +147,7 @@ class ExternalWorld:
             for sock in self._listener.accept():
                 self._add_member(sock)
         except OSError as error:
-            self._refuse(Reason.WRONG, f"the supervisor of the world cannot take in a process: {error}")
+            self._refuse(False, f"the supervisor of the world cannot take in a process: {error}")
 
     def _add_member(self, sock: socket.socket) -> None:
         self._members.append(WorldMember(self._clients, sock, self))
@@ -159,7 +159,7 @@ class ExternalWorld:
         for member in self._members:
             self._clients.admit(member, client_of(member.rank))
 
-    def _refuse(self, reason: Reason, text: str) -> None:
+    def _refuse(self, late: bool, text: str) -> None:
         """Notify all connected processes why no world is formed, and stop listening."""
         if self._refused or self._world.view is not None:
             return
@@ -171,7 +171,7 @@ class ExternalWorld:
             pass  # they find no world here, and try again
         self._close_listener()
         for member in list(self._members):
-            member.outbox.send(Kind.REFUSED, Refused(reason, text).pack())
+            member.outbox.send(Kind.REFUSED, Refused(late, text).pack())
 
     def _close_listener(self) -> None:
         if self._listener.fileno() >= 0:
@@ -204,34 +204,30 @@ class ExternalWorld:
 
     # going ------------------------------------------------------------------------------------------
 
-    def disconnected(self, member: WorldMember) -> None:
-        """Act on the end of a member's socket."""
-        if self._world.view is None:
-            self._lose(member, None, None)
-        else:
+    def disconnected(self, member: WorldMember, error: Exception | None) -> None:
+        """Act on the end of a member's socket, or disconnect it: its program must not be killed."""
+        if error is None and self._world.view is not None:
             self._clients.event_loop.forget(member.socket)  # its pidfd reports the rest, as a rule soon
-
-    def broke(self, member: WorldMember, error: Exception) -> None:
-        """Disconnect a member: its program may be any, and must not be killed."""
-        self._lose(member, None, None)
+        else:
+            self._lose(member, None)
 
     def _on_death(self, member: WorldMember) -> None:
         if not is_ready(member.pidfd):
             return  # another one's pidfd had this number a moment ago
-        code, number = exit_status(member.pidfd, member.process)
+        code = exit_code_of(member.pidfd, member.process)
         self._clients.drain(member)  # what it sent before it ended counts, such as LEAVE_WORLD
-        self._lose(member, code, number)
+        self._lose(member, code)
 
-    def _lose(self, member: WorldMember, code: int | None, number: int | None) -> None:
+    def _lose(self, member: WorldMember, code: int | None) -> None:
         if member not in self._members:
             return
         self._forget(member)
         if self._world.view is not None:
-            self._world.view.write_death(member.rank, exit_code=code, signal=number)
+            self._world.view.write_death(member.rank, code)
             self._clients.end(member)
             self._introduced.end_with(member.number)
         elif member.rank >= 0:
-            self._refuse(Reason.WRONG, self._world.lost_text(member))
+            self._refuse(False, self._world.lost_text(member))
 
     def _forget(self, member: WorldMember) -> None:
         self._members.remove(member)

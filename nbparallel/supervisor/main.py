@@ -34,14 +34,7 @@ from typing import Any
 
 from nbparallel.errors import FileDescriptorLimitError, ProtocolError, SharedMemoryFullError
 from nbparallel.supervisor import children
-from nbparallel.supervisor.children import (
-    ChildExit,
-    Orphans,
-    RankProcess,
-    adopt_orphans,
-    death_message,
-    mark_children,
-)
+from nbparallel.supervisor.children import Orphans, adopt_orphans, mark_children
 from nbparallel.supervisor.clients import Client, Clients, take
 from nbparallel.supervisor.sweep import remove_leftovers, sweep_and_notify
 from nbparallel.supervisor.worlds import KINDS, IntroducedClients
@@ -84,14 +77,10 @@ class TemplateProcess:
     ) -> None:
         self._clients, self._log = clients, log
         self._on_fork, self._on_refused = on_fork, on_refused
-        self._client: Client | None = None
+        self.client: Client | None = None
+        """None: it takes no requests."""
         self.pid = 0
         self.ready = False
-
-    @property
-    def connected(self) -> bool:
-        """Whether it takes requests."""
-        return self._client is not None
 
     def start(self, argv: Sequence[str]) -> None:
         """Start one; `OSError` if the system refuses it."""
@@ -107,31 +96,31 @@ class TemplateProcess:
             except OSError:
                 mine.close()
                 raise
-        self._client, self.ready = Client(self._clients, mine, self), False
+        self.client, self.ready = Client(self._clients, mine, self), False
 
     def fork(self, rank: int, client: int, fds: Sequence[int]) -> None:
         """Request a rank, which gets the descriptors `fds`."""
-        assert self._client is not None, "the caller has started one"
-        self._client.outbox.send(Kind.FORK, json.dumps({"rank": rank, "client": client}).encode(), fds)
+        assert self.client is not None, "the caller has started one"
+        self.client.outbox.send(Kind.FORK, json.dumps({"rank": rank, "client": client}).encode(), fds)
 
     def is_lost(self, pid: int) -> bool:
         """Whether template `pid`, which was to fork a rank, cannot do it any more.
 
         One that never was ready is a failed start, which is reported as such.
         """
-        return self.pid != pid if self.connected else self.ready
+        return self.ready if self.client is None else self.pid != pid
 
     def close(self) -> None:
         """Disconnect: at the end of its socket the template exits."""
-        if self._client is not None:
-            self._clients.forget(self._client)
-            self._client = None
+        if self.client is not None:
+            self._clients.forget(self.client)
+            self.client = None
 
     def exited(self) -> None:
         """Read what it had still sent, after it has died."""
         self.pid = 0
-        if self._client is not None:
-            self._clients.drain(self._client)
+        if self.client is not None:
+            self._clients.drain(self.client)
         self.close()
 
     def received(self, client: Client, frame: Frame) -> None:
@@ -145,13 +134,36 @@ class TemplateProcess:
             else:
                 self._on_refused(fields["client"], fields["errno"])
 
-    def disconnected(self, client: Client) -> None:
-        """Act on the end of its socket."""
+    def disconnected(self, client: Client, error: Exception | None) -> None:
+        """Act on the end of its socket, or on damage."""
         self.close()
 
-    def broke(self, client: Client, error: Exception) -> None:
-        """Act on damage."""
-        self.close()
+
+class RankProcess(Client):
+    """A rank's process, from SPAWN to its death.
+
+    Attributes
+    ----------
+    inode : int
+        Of its end of the segment socket, which what it forks has open too.
+    protocol_error : str
+        How it broke the protocol, for which it was killed.
+    closed_socket : bool
+        Whether it closed its socket and went on, for which it was killed.
+    refused : int
+        The system's error (`errno`) if its process could not be made, else 0.
+    """
+
+    rank = 0
+    announced = dead = closed_socket = False
+    template = inode = refused = 0
+    protocol_error = ""
+
+    def kill(self) -> None:
+        """Kill it, now or when its process is known."""
+        self.doomed = True
+        if self.pid and not self.dead:  # a child, so that no other process has its number
+            os.kill(self.pid, signal.SIGKILL)
 
 
 LEAVE_SECONDS = 0.5
@@ -168,7 +180,8 @@ class Supervisor:
         self._clients = Clients(lambda text: os.write(log, f"{text}\n".encode()))
         self._event_loop = self._clients.event_loop
         self._ranks: dict[int, RankProcess] = {}
-        self._unnamed_exits: dict[int, ChildExit] = {}
+        self._unnamed_exits: dict[int, int] = {}
+        """Exit codes, by pid."""
         self._template = TemplateProcess(self._clients, log, self._set_pid, self._on_refused)
         self._control_view: ControlView | None = None
         self._options: dict[str, Any] = {}
@@ -246,7 +259,7 @@ class Supervisor:
         try:
             self._template.start(self._options["template"])
         except OSError as error:
-            self._report_template(ChildExit(0, None, None), error.errno or 0)
+            self._report_template(None, error.errno or 0)
 
     def _spawn(self, frame: Frame) -> None:
         """Start a rank; what the system refuses is the end of that rank, not of the supervisor."""
@@ -255,8 +268,7 @@ class Supervisor:
         try:
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            message = death_message(fields["rank"], number, refused=error.errno or 0)
-            self._control.outbox.send(Kind.DIED, message)
+            self._report_death(number, refused=error.errno or 0)
             return
         rank = self._ranks[number] = RankProcess(self._clients, mine, self)
         rank.rank, rank.inode = fields["rank"], os.fstat(theirs.fileno()).st_ino
@@ -274,7 +286,7 @@ class Supervisor:
             pid = children.start(words, [channel, segments], stdout=stdout, stderr=stderr)
             self._set_pid(rank.number, pid)
             return
-        if not self._template.connected:
+        if self._template.client is None:
             self._template.start(self._options["template"])
         rank.template = self._template.pid
         self._template.fork(rank.rank, rank.number, fds)
@@ -290,9 +302,8 @@ class Supervisor:
             return
         rank.pid = pid
         self._orphans.forget_pid(pid)
-        child_exit = self._unnamed_exits.pop(pid, None)
-        if child_exit is not None:
-            self._on_rank_exit(rank, child_exit)
+        if pid in self._unnamed_exits:
+            self._on_rank_exit(rank, self._unnamed_exits.pop(pid))
         elif rank.doomed:
             rank.kill()
 
@@ -306,12 +317,6 @@ class Supervisor:
             self._introduced.received(client, frame)
         else:
             self._clients.pass_on(client, frame)
-
-    def broke(self, client: Client, error: Exception) -> None:
-        """Kill a rank that broke the protocol; the others go on."""
-        if isinstance(client, RankProcess):
-            client.protocol_error = client.protocol_error or str(error)
-            self.disconnected(client)
 
     def _on_announce(self, client: int, frame: Frame) -> None:
         rank, pid = self._ranks.get(client), Announce.unpack(frame.payload).pid
@@ -337,15 +342,19 @@ class Supervisor:
         finally:
             self._event_loop.close(pidfd)
 
-    def disconnected(self, client: Client) -> None:
+    def disconnected(self, client: Client, error: Exception | None) -> None:
         """Act on the end of a rank's socket: as a rule it has died, which waitid is about to report.
 
-        A living one is killed: it could neither share memory nor report what it uses.  If the template died
-        before it could name the process, nothing else will come.
+        A living one is killed: it could neither share memory nor report what it uses.  So is one that broke
+        the protocol; the others go on.  If the template died before it could name the process, nothing else
+        will come.
         """
-        if not isinstance(client, RankProcess):  # the kernel, whose pidfd may be a moment late
-            self._leave(0.0)
+        if not isinstance(client, RankProcess):
+            if error is None:  # the kernel has ended, whose pidfd may be a moment late
+                self._leave(0.0)
             return
+        if error is not None:
+            client.protocol_error = client.protocol_error or str(error)
         self._clients.forget(client)
         if self._template.is_lost(client.template) and not client.pid and not client.dead:
             self._on_rank_exit(client, None)
@@ -361,35 +370,34 @@ class Supervisor:
         except BlockingIOError:
             pass
         sessions = {rank.pid for rank in self._ranks.values() if rank.pid}
-        for child_exit in children.reap(sessions):
-            if child_exit.pid == self._template.pid:
-                self._on_template_exit(child_exit)
+        for pid, code in children.reap(sessions):
+            if pid == self._template.pid:
+                self._on_template_exit(code)
                 continue
             for rank in list(self._ranks.values()):
-                if rank.pid == child_exit.pid:
-                    self._on_rank_exit(rank, child_exit)
+                if rank.pid == pid:
+                    self._on_rank_exit(rank, code)
                     break
             else:  # a rank that the template has not named yet, or an adopted process
-                self._unnamed_exits[child_exit.pid] = child_exit
+                self._unnamed_exits[pid] = code
                 while len(self._unnamed_exits) > MOST_UNNAMED_EXITS:
                     del self._unnamed_exits[next(iter(self._unnamed_exits))]
         self._orphans.end({self._template.pid, *(rank.pid for rank in self._ranks.values())})
 
-    def _on_template_exit(self, template_exit: ChildExit) -> None:
+    def _on_template_exit(self, code: int) -> None:
         self._template.exited()
         if not self._template.ready:
-            self._report_template(template_exit)
+            self._report_template(code)
             return
         for rank in list(self._ranks.values()):
             if not rank.pid and rank.socket.fileno() < 0:
                 self._on_rank_exit(rank, None)
 
-    def _report_template(self, template_exit: ChildExit, refused: int = 0) -> None:
-        code, number = template_exit.exit_code, template_exit.signal_number
-        fields = {"exit_code": code, "signal": number, "refused": refused}
+    def _report_template(self, code: int | None, refused: int = 0) -> None:
+        fields = {"code": code, "refused": refused}
         self._control.outbox.send(Kind.START_FAILED, json.dumps(fields).encode())
 
-    def _on_rank_exit(self, rank: RankProcess, child_exit: ChildExit | None) -> None:
+    def _on_rank_exit(self, rank: RankProcess, code: int | None) -> None:
         """Record a rank's death everywhere; None: the template died before it could name the process."""
         rank.dead = True
         self._event_loop.close(rank.pidfd)
@@ -398,14 +406,19 @@ class Supervisor:
         self._clients.drain(rank)  # what it registered before it died counts
         self._ranks.pop(rank.number, None)
         if self._control_view is not None and rank.rank < self._control_view.world_size:
-            self._control_view.write_death(
-                rank.rank,
-                exit_code=child_exit.exit_code if child_exit else None,
-                signal=child_exit.signal_number if child_exit else None,
-            )
+            self._control_view.write_death(rank.rank, code)
         self._clients.end(rank)
         self._introduced.end_with(rank.number)
-        self._control.outbox.send(Kind.DIED, rank.death_message(child_exit))
+        why = {"protocol_error": rank.protocol_error, "closed_socket": rank.closed_socket}
+        self._report_death(rank.number, code, pid=rank.pid, refused=rank.refused, **why)
+
+    def _report_death(self, client: int, code: int | None = None, **more: object) -> None:
+        """Notify the kernel of the end of a rank, which may never have been a process."""
+        fields = {
+            "client": client, "code": code,
+            "pid": 0, "refused": 0, "protocol_error": "", "closed_socket": False, **more,
+        }  # fmt: skip
+        self._control.outbox.send(Kind.DIED, json.dumps(fields).encode())
 
 
 def main(control: int, segments: int, kernel: int, log: int) -> None:

@@ -12,7 +12,6 @@ just begun: a name that a sweep finds before it is locked is drawn anew.
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 import os
 import stat
@@ -28,17 +27,6 @@ from nbparallel.wire.segments import NAME_PREFIX
 from nbparallel.wire.units import size_text
 
 
-class Liveness(enum.Enum):
-    """What is known of the processes that need a name."""
-
-    DEAD = "dead"
-    """There is none, for sure."""
-    LIVING = "living"
-    """One of them runs."""
-    UNKNOWN = "unknown"
-    """Neither is certain."""
-
-
 @dataclass(frozen=True, slots=True)
 class StaleName:
     """A segment's name that was found, and what became of it."""
@@ -49,59 +37,29 @@ class StaleName:
     """Memory or disk space behind it in bytes."""
     removed: bool
     """Whether it is gone now."""
-    liveness: Liveness
-    """Whether a process needs it."""
+    needed: bool | None
+    """Whether a process needs it; None: neither is certain."""
     reason: str
     """How that is known, or why it is not."""
     notebook: int
     """Process id of the notebook or script in whose session it was made; 0: not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepReport:
-    """What one sweep found."""
-
-    removed: tuple[StaleName, ...]
-    """Names of dead sessions, which are gone now."""
-    left: tuple[StaleName, ...]
-    """Names that stay: a process needs them, or that is not known."""
-
-    @property
-    def sentence(self) -> str:
-        """The sentence for the user; empty if nothing was removed."""
-        sessions = len({name.notebook for name in self.removed})
-        return removal_text(len(self.removed), sum(name.nbytes for name in self.removed), sessions)
-
-
-def removal_text(count: int, nbytes: int, sessions: int) -> str:
-    """Return the line about what was removed; empty if nothing was.
-
-    >>> removal_text(3, 412 << 20, 1)
-    'removed 3 stale segments (412.0 MiB) of a session that ended without cleaning up'
-    """
-    if not count:
+def removal_text(names: Iterable[StaleName | None]) -> str:
+    """Return the line about what was removed, of what `steps` yielded; empty if nothing was."""
+    removed = [name for name in names if name is not None and name.removed]
+    if not removed:
         return ""
-    segments = "1 stale segment" if count == 1 else f"{count} stale segments"
+    segments = "1 stale segment" if len(removed) == 1 else f"{len(removed)} stale segments"
+    sessions = len({name.notebook for name in removed})
     whose = "a session" if sessions == 1 else f"{sessions} sessions"
-    return f"removed {segments} ({size_text(nbytes)}) of {whose} that ended without cleaning up"
+    size = size_text(sum(name.nbytes for name in removed))
+    return f"removed {segments} ({size}) of {whose} that ended without cleaning up"
 
 
-def sweep(places: Iterable[str] | None = None) -> SweepReport:
-    """Remove the names of dead sessions in one go; see `steps` for the parameter."""
-    return report_of(steps(places))
-
-
-def look(places: Iterable[str] | None = None) -> SweepReport:
-    """Return what a sweep would find, without removing anything: ``removed`` is empty."""
-    return report_of(steps(places, most_nbytes=-1))
-
-
-def report_of(found: Iterable[StaleName | None]) -> SweepReport:
-    """Put together what `steps` yielded."""
-    names = [name for name in found if name is not None]
-    return SweepReport(
-        tuple(name for name in names if name.removed), tuple(name for name in names if not name.removed)
-    )
+def look(places: Iterable[str] | None = None) -> tuple[StaleName, ...]:
+    """Return the names that a sweep would find, without removing anything."""
+    return tuple(name for name in steps(places, most_nbytes=-1) if name is not None)
 
 
 def steps(
@@ -133,7 +91,7 @@ def _deal_with(path: str, unseen: str, most_nbytes: int) -> StaleName | None:
     except OSError:
         return None  # removed since
     nbytes, notebook = status.st_blocks * 512, locked_names.notebook_of(os.path.basename(path))
-    removed, liveness = False, Liveness.UNKNOWN
+    removed, needed = False, None
     if not notebook:
         reason = "the name is not made as this version makes names"
     elif status.st_uid != os.geteuid():
@@ -148,11 +106,11 @@ def _deal_with(path: str, unseen: str, most_nbytes: int) -> StaleName | None:
         except FileNotFoundError:
             return None  # another sweep was quicker
         except BlockingIOError:
-            liveness, reason = Liveness.LIVING, "a process that needs it lives"
+            needed, reason = True, "a process that needs it lives"
         except OSError as error:
             reason = f"it cannot be opened: {error.strerror}"
         else:
-            liveness, reason = Liveness.DEAD, "the processes that needed it have ended"
+            needed, reason = False, "the processes that needed it have ended"
             try:
                 if nbytes <= most_nbytes:
                     os.unlink(path)
@@ -161,7 +119,7 @@ def _deal_with(path: str, unseen: str, most_nbytes: int) -> StaleName | None:
                 reason = f"it could not be removed: {error.strerror}"
             finally:
                 os.close(fd)
-    return StaleName(path, nbytes, removed, liveness, reason, notebook)
+    return StaleName(path, nbytes, removed, needed, reason, notebook)
 
 
 EXIT_SECONDS = 10.0
@@ -185,37 +143,32 @@ def remove_leftovers(options: Mapping[str, Any], parent: int) -> None:
     """
     session, folder, semaphores = (options.get(name, "") for name in ("session", "folder", "semaphores"))
     if session:
-        _remove_semaphores(f"nbp-{session}")
-        _remove_folders(f"nbp-{session}-")
+        _remove(locked_names.SHARED_MEMORY, f"sem.nbp-{session}-", os.unlink)
+        # tempfile itself is large to import
+        for place in {os.environ.get("TMPDIR") or "/tmp", "/tmp"}:
+            _remove(place, f"nbp-{session}-", _remove_folder)
     # not of os.getppid(): this process gets another parent before the last thread of the first one has ended
     exits = is_exiting(options.get("pid", 0))
     if (folder or semaphores) and is_ready(parent, EXIT_SECONDS if exits else 0):
         if semaphores:
-            _remove_semaphores(semaphores)
+            _remove(locked_names.SHARED_MEMORY, f"sem.{semaphores}-", os.unlink)
         if folder:
-            import shutil  # seldom used, and large
-
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_folder(folder)
 
 
-def _remove_semaphores(prefix: str) -> None:
-    """Remove the semaphores whose names begin so; sem_overview(7) says where they are."""
-    with contextlib.suppress(FileNotFoundError):  # not Linux, or the tracker was quicker
-        for name in os.listdir("/dev/shm"):
-            if name.startswith(f"sem.{prefix}-"):
-                with contextlib.suppress(OSError):
-                    os.unlink(f"/dev/shm/{name}")
+def _remove(place: str, prefix: str, remove: Callable[[str], object]) -> None:
+    """Remove what lies in a directory under names that begin so."""
+    with contextlib.suppress(OSError):  # not Linux, or not ours
+        for name in os.listdir(place):
+            if name.startswith(prefix):
+                with contextlib.suppress(OSError):  # the tracker was quicker
+                    remove(f"{place}/{name}")
 
 
-def _remove_folders(prefix: str) -> None:
-    """Remove ranks' temporary folders, whose names begin so; tempfile itself is large to import."""
-    for place in {os.environ.get("TMPDIR") or "/tmp", "/tmp"}:
-        with contextlib.suppress(OSError):
-            for name in os.listdir(place):
-                if name.startswith(prefix):
-                    import shutil
+def _remove_folder(path: str) -> None:
+    import shutil  # seldom used, and large
 
-                    shutil.rmtree(f"{place}/{name}", ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep_and_notify(notify: Callable[[bytes], object]) -> Iterator[None]:
@@ -225,5 +178,5 @@ def sweep_and_notify(notify: Callable[[bytes], object]) -> Iterator[None]:
         found.append(name)
         yield
 
-    sentences = [report_of(found).sentence, orphans_text(end_orphans())]
+    sentences = [removal_text(found), orphans_text(end_orphans())]
     notify(json.dumps({"sentences": [sentence for sentence in sentences if sentence]}).encode())

@@ -30,7 +30,6 @@ from nbparallel.wire.identity import (
     Join,
     Joined,
     Process,
-    Reason,
     Refused,
     peer_of,
     process_of,
@@ -56,28 +55,15 @@ _TRIES = 3
 """The parent may wait for it between our two questions."""
 
 
-def exit_status(pidfd: int, process: Process) -> tuple[int | None, int | None]:
-    """Return (exit code, signal) of a process that has ended; (None, None) if it cannot be known."""
+def exit_code_of(pidfd: int, process: Process) -> int | None:
+    """Return the exit code of a process that has ended (negative: of a signal); None: it cannot be known."""
     for _ in range(_TRIES):
-        status = _of_zombie(process)
-        if status is None:
-            status = _of_pidfd(pidfd)
-        if status is not None:
-            code = os.waitstatus_to_exitcode(status)
-            return (code, None) if code >= 0 else (None, -code)
-    return None, None
-
-
-def _of_zombie(process: Process) -> int | None:
-    state = process_state(process.pid)
-    if state is None or state.letter != "Z" or state.started != process.started:
-        return None
-    try:
-        with open(f"/proc/{process.pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return int(fields[49]) if int(fields[19]) == process.started else None
-    except (OSError, IndexError, ValueError):
-        return None  # its parent has waited for it since
+        state = process_state(process.pid)
+        if state is not None and state.letter == "Z" and state.started == process.started:
+            return os.waitstatus_to_exitcode(state.status)
+        if (status := _of_pidfd(pidfd)) is not None:
+            return os.waitstatus_to_exitcode(status)
+    return None
 
 
 def _of_pidfd(pidfd: int) -> int | None:
@@ -136,9 +122,7 @@ class World:
         self.view: ControlView | None = None
         self.parcels: list[int] = []
 
-    def act_on(
-        self, member: WorldMember, frame: Frame, begin: Callable[[], None]
-    ) -> tuple[Reason, str] | None:
+    def act_on(self, member: WorldMember, frame: Frame, begin: Callable[[], None]) -> Refused | None:
         """Act on a frame of a process that joins; return why no world can be formed.
 
         With the last one the world is formed: `begin` is called, and all are notified.
@@ -149,11 +133,11 @@ class World:
             member.world = self
             self.members.append(member)
             problem = self.enter(join, member.process) or (self._form(begin) if self.complete else "")
-            return (Reason.WRONG, problem) if problem else None
+            return Refused(False, problem) if problem else None
         if frame.kind is Kind.ABORT_JOIN and member.world is not None:
             seconds = AbortJoin.unpack(frame.payload).seconds
             text = f"rank {member.rank} has waited {seconds:g} s for {self.missing}, which did not join"
-            return Reason.LATE, text
+            return Refused(True, text)
         raise ProtocolError(f"unexpected {frame.kind.name} frame before the world is complete")
 
     def enter(self, join: Join, process: Process) -> str:
@@ -270,14 +254,14 @@ class ClientWorlds:
         if (world := member.world) is None:
             self._check_alone(member)
             world = self._forming.setdefault(member.place, World())
-        if (problem := world.act_on(member, frame, partial(self._begin, world))) is not None:
-            reason, text = problem
-            if reason is Reason.LATE:
+        if (refused := world.act_on(member, frame, partial(self._begin, world))) is not None:
+            late, text = refused
+            if late:
                 text += (
                     ". The ranks of this world are processes that one notebook or script has started with "
                     "nbparallel.multiprocessing, without that itself"
                 )
-            self._refuse(world, reason, text)
+            self._refuse(world, late, text)
 
     def _begin(self, world: World) -> None:
         self._end_forming(world)
@@ -291,17 +275,17 @@ class ClientWorlds:
         if member.client in self._ranks or any(other in self._waiting for other in others):
             raise ProtocolError("a JOIN frame of a process that has joined another world")
 
-    def _refuse(self, world: World, reason: Reason, text: str) -> None:
+    def _refuse(self, world: World, late: bool, text: str) -> None:
         """Notify all that have joined why no world is formed."""
         self._end_forming(world)
         for member in world.members:
-            member.outbox.send(Kind.REFUSED, Refused(reason, text).pack())
+            member.outbox.send(Kind.REFUSED, Refused(late, text).pack())
 
     def _end_forming(self, world: World) -> None:
         self._forming = {place: other for place, other in self._forming.items() if other is not world}
         self._waiting = [member for member in self._waiting if member.world is not world]
 
-    def disconnected(self, member: WorldMember) -> None:
+    def disconnected(self, member: WorldMember, error: Exception | None) -> None:
         """Act on the end of a member's socket: of a rank it says nothing, which still is a client."""
         self._clients.forget(member)
         if member not in self._waiting:
@@ -309,11 +293,7 @@ class ClientWorlds:
         self._waiting.remove(member)
         if (world := member.world) is not None:
             world.members.remove(member)
-            self._refuse(world, Reason.WRONG, world.lost_text(member))
-
-    def broke(self, member: WorldMember, error: Exception) -> None:
-        """Disconnect a member that broke the protocol."""
-        self.disconnected(member)
+            self._refuse(world, False, world.lost_text(member))
 
     # afterwards -------------------------------------------------------------------------------------
 
@@ -340,8 +320,7 @@ class ClientWorlds:
         member = self._ranks.get(client)
         if member is None or member.world is None or member.world.view is None:
             return
-        code, number = exit_status(pidfd, member.process)
-        member.world.view.write_death(member.rank, exit_code=code, signal=number)
+        member.world.view.write_death(member.rank, exit_code_of(pidfd, member.process))
         self._remove(member, member.world)
 
     def _remove(self, member: WorldMember, world: World) -> None:
@@ -356,8 +335,6 @@ class ClientWorlds:
         """Close what belongs to them: the supervisor exits."""
         for member in (*self._waiting, *self._ranks.values()):
             self._clients.forget(member)
-        self._waiting.clear()
-        self._ranks.clear()
 
 
 # Introduced clients: processes that clients have started themselves.
@@ -406,7 +383,8 @@ class IntroducedClients:
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._present: dict[int, IntroducedProcess] = {}
+        self.present: dict[int, IntroducedProcess] = {}
+        """By client number."""
         self._worlds = ClientWorlds(clients)
         self._admitted = 0
         """How many there have been."""
@@ -421,7 +399,7 @@ class IntroducedClients:
         ProtocolError
             It is damaged.
         """
-        client = self._present.get(sender.number)
+        client = self.present.get(sender.number)
         if frame.kind not in KINDS:
             self._clients.pass_on(sender, frame)
         elif frame.kind is Kind.INTRODUCE:
@@ -442,7 +420,7 @@ class IntroducedClients:
     def _on_introduce(self, parent: int, frame: Frame) -> None:
         introduction = Introduction.unpack(frame.payload)
         _check_descriptors(frame)
-        number, inviter = FIRST_INTRODUCED + self._admitted, self._present.get(parent)
+        number, inviter = FIRST_INTRODUCED + self._admitted, self.present.get(parent)
         if number >= MAX_CLIENT:
             raise ProtocolError(f"an INTRODUCE frame of client {number}: there were too many")
         try:
@@ -454,7 +432,7 @@ class IntroducedClients:
         client.parent, client.root = parent, parent if inviter is None else inviter.root
         client.daemon = introduction.daemon
         self._admitted += 1
-        self._present[number] = client
+        self.present[number] = client
         self._clients.admit(client, number)
         if introduction.inherits:
             self._clients.server.ledger.inherit(number, parent)
@@ -474,34 +452,24 @@ class IntroducedClients:
 
     def rows(self) -> Iterator[IntroducedRow]:
         """Yield a record of each."""
-        for client in self._present.values():
+        for client in self.present.values():
             if client.pid:
                 yield IntroducedRow(client.number, client.pid, client.parent, client.daemon)
 
-    @property
-    def present(self) -> bool:
-        """Whether there is any."""
-        return bool(self._present)
-
     # going ------------------------------------------------------------------------------------------
 
-    def disconnected(self, client: IntroducedProcess) -> None:
-        """Act on the end of its socket."""
-        if self._worlds.has_rank(client.number):
+    def disconnected(self, client: IntroducedProcess, error: Exception | None) -> None:
+        """Act on the end of its socket, or disconnect it: its program may be any, and must not be killed."""
+        if error is None and self._worlds.has_rank(client.number):
             self._clients.event_loop.forget(client.socket)  # its pidfd reports the rest, as a rule soon
-        else:
-            self.broke(client)
-
-    def broke(self, client: IntroducedProcess, error: Exception | None = None) -> None:
-        """Disconnect it: its program may be any, and must not be killed."""
-        if client.pidfd < 0:
+        elif client.pidfd < 0:
             self._end(client)  # there is no child, or it has ended
         else:
             # What it did not release is not used again: it may still have it mapped.
             self._clients.end(client)
 
     def _on_exit(self, client: IntroducedProcess) -> None:
-        if self._present.get(client.number) is not client or not is_ready(client.pidfd):
+        if self.present.get(client.number) is not client or not is_ready(client.pidfd):
             return  # another one's pidfd had this number a moment ago
         self._clients.drain(client)  # what it sent before it ended counts
         was_rank = self._worlds.has_rank(client.number)
@@ -513,19 +481,19 @@ class IntroducedClients:
         """Forget one whose process has ended, or was never there."""
         if disconnect or client.socket.fileno() >= 0:
             self._clients.end(client)
-        del self._present[client.number]
+        del self.present[client.number]
         self._clients.event_loop.close(client.pidfd)
         self.end_with(client.number)
 
     def end_with(self, number: int) -> None:
         """End those that end with a client, whose process has ended."""
-        for client in self._present.values():
+        for client in self.present.values():
             if client.root == number or (client.daemon and client.parent == number):
                 client.kill()
 
     def watch_root(self, number: int, pidfd: int) -> None:
         """End those of a member with its process, now that it is no member any more; takes over the pidfd."""
-        if not any(client.root == number for client in self._present.values()):
+        if not any(client.root == number for client in self.present.values()):
             os.close(pidfd)
             return
 
@@ -537,13 +505,13 @@ class IntroducedClients:
 
     def end_all(self) -> None:
         """End every one and close what belongs to them: the supervisor exits."""
-        for client in list(self._present.values()):
+        for client in list(self.present.values()):
             if client.pidfd < 0:
                 # Its identity is in what it has sent; if it sends that from now on, it fails, and exits.
                 _refuse(client.socket)
                 self._clients.drain(client)
-        while self._present:
-            client = self._present.popitem()[1]
+        while self.present:
+            client = self.present.popitem()[1]
             client.kill()
             self._clients.forget(client)
             self._clients.event_loop.close(client.pidfd)

@@ -215,15 +215,12 @@ class ControlView:
 
     # -- what S writes ---------------------------------------------------------------------------
 
-    def write_death(self, rank: int, *, exit_code: int | None = None, signal: int | None = None) -> None:
-        """Record that the process of `rank` has ended: with a code, by a signal, or unknown how."""
+    def write_death(self, rank: int, code: int | None) -> None:
+        """Record that the process of `rank` has ended, and with which code, as `DeathRecord` has it."""
         w = self.layout.rank_word(rank, DEATH)
         self.words[w + 1] = time.monotonic_ns()
-        kind, value = (
-            (2, signal) if signal is not None else (1, exit_code) if exit_code is not None else (3, 0)
-        )
         order_stores()
-        self.words[w] = kind << 32 | (value & 0xFFFF_FFFF)
+        self.words[w] = 2 << 32 if code is None else 1 << 32 | (code & 0xFFFF_FFFF)
 
     def read_death(self, rank: int) -> DeathRecord | None:
         """Return how `rank` ended, None while it lives."""
@@ -231,10 +228,8 @@ class ControlView:
         status = self.words[w]
         if not status:
             return None
-        kind, value = status >> 32, status & 0xFFFF_FFFF
-        return DeathRecord(
-            rank, value if kind == 1 else None, value if kind == 2 else None, self.words[w + 1]
-        )
+        known, value = status >> 32 == 1, status & 0xFFFF_FFFF
+        return DeathRecord(rank, value - (value >> 31 << 32) if known else None, self.words[w + 1])
 
     # -- what R writes ---------------------------------------------------------------------------
 

@@ -350,14 +350,9 @@ class DeathRecord(NamedTuple):
     """The end of a rank's process, as the supervisor recorded it."""
 
     rank: int
-    exit_code: int | None
-    signal: int | None
+    code: int | None
+    """Its exit code; negative: the number of the signal that ended it; None: not known."""
     ns: int
-
-    def __str__(self) -> str:
-        if self.signal is not None:
-            return f"killed by signal {self.signal}"
-        return "ended" if self.exit_code is None else f"exit code {self.exit_code}"
 
 
 class FailureRecord(NamedTuple):

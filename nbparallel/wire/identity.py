@@ -11,7 +11,6 @@ Some facts (proc(5), pid_namespaces(7), time_namespaces(7)):
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 import platform
@@ -24,7 +23,7 @@ from typing import Any, Self
 
 from nbparallel.errors import ProtocolError
 from nbparallel.wire.frames import Kind
-from nbparallel.wire.segments import FramePayload, Seconds, frame
+from nbparallel.wire.segments import FramePayload, Place, Seconds, frame
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -104,27 +103,24 @@ class ProcessState:
     """As `Process.started`."""
     exiting: bool
     """Whether it has begun to exit: the system is closing what it had open."""
+    status: int
+    """Of a zombie, what its parent will get when it waits for it."""
 
 
 _PF_EXITING = 0x4
 """Of the flags in ``/proc/PID/stat`` (proc_pid_stat(5))."""
 
 
-def process_state(pid: int | str) -> ProcessState | None:
-    """Return what ``/proc`` says of a process (or of ``"self"``); None if it says nothing."""
+def process_state(pid: int) -> ProcessState | None:
+    """Return what ``/proc`` says of a process; None if it says nothing."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
         exiting = fields[0] in "ZX" or bool(int(fields[6]) & _PF_EXITING)
-        return ProcessState(fields[0], int(fields[1]), int(fields[2]), int(fields[19]), exiting)
+        parent, group, started, status = (int(fields[index]) for index in (1, 2, 19, 49))
+        return ProcessState(fields[0], parent, group, started, exiting, status)
     except (OSError, IndexError, ValueError):
         return None
-
-
-def this_process() -> Process:
-    """Return this process."""
-    state = process_state("self")
-    return Process(os.getpid(), 0 if state is None else state.started)
 
 
 def process_of(pid: int) -> Process:
@@ -283,33 +279,17 @@ class AbortJoin(FramePayload):
     """How long."""
 
 
-class Reason(enum.StrEnum):
-    """Why no world was formed; a word of the protocol."""
-
-    LATE = "late"
-    """The time-out of a process expired before all had joined."""
-    WRONG = "wrong"
-    """The processes do not fit together, or one of them ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
+@frame(Kind.REFUSED)
+class Refused(FramePayload):
     """``REFUSED``: there will be no world."""
 
-    reason: Reason
-    """In one word."""
-    text: str
-    """In a sentence."""
+    late: bool
+    """Whether the time-out of a process expired before all had joined.
 
-    def pack(self) -> bytes:
-        """Return the payload."""
-        return json.dumps([self.reason, self.text]).encode()
-
-    @classmethod
-    def unpack(cls, payload: bytes) -> Self:
-        """Read a payload; `ProtocolError` if it is damaged."""
-        reason, text = _fields(payload, 2, "REFUSED")
-        return cls(Reason(reason), str(text))
+    Otherwise the processes do not fit together, or one of them ended.
+    """
+    text: Place
+    """Why, in a sentence."""
 
 
 def _fields(payload: bytes, count: int, name: str) -> list[Any]:

@@ -335,12 +335,6 @@ class Removed(FramePayload):
     path: Name
 
 
-SegmentMessage = Register | Fetch | Hold | Release | AllowWrite | Forget | Freed | Intend | Removed
-"""What a client sends to the supervisor about segments."""
-MESSAGES: dict[Kind, Callable[[bytes], SegmentMessage]] = {m.kind: m.unpack for m in get_args(SegmentMessage)}
-"""How each of them is read; `ProtocolError` if a payload is damaged."""
-
-
 @frame(Kind.FETCHED)
 class Fetched(FramePayload):
     """The answer with the descriptor."""
@@ -484,11 +478,12 @@ class CloseMailbox(FramePayload):
     mailbox: SegmentId
 
 
-ParcelMessage = Post | Take | Open | CloseMailbox
-"""What a client sends to the supervisor about messages in flight."""
-PARCEL_MESSAGES: dict[Kind, Callable[[bytes], ParcelMessage]] = {
-    message.kind: message.unpack for message in get_args(ParcelMessage)
-}
+SegmentMessage = (
+    Register | Fetch | Hold | Release | AllowWrite | Forget | Freed | Intend | Removed
+    | Post | Take | Open | CloseMailbox
+)  # fmt: skip
+"""What a client sends to the supervisor about segments, and about messages in flight."""
+MESSAGES: dict[Kind, Callable[[bytes], SegmentMessage]] = {m.kind: m.unpack for m in get_args(SegmentMessage)}
 """How each of them is read; `ProtocolError` if a payload is damaged."""
 
 

@@ -21,9 +21,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -53,11 +52,14 @@ def ready(poll: select.poll, milliseconds: float | None = None) -> list[tuple[in
     return []
 
 
-def is_ready(fd: int, seconds: float = 0) -> bool:
-    """Return whether a descriptor is readable within `seconds`: of a pidfd, whether its process has ended."""
+def is_ready(fd: int, seconds: float | None = 0) -> bool:
+    """Return whether a descriptor is readable within `seconds` (None: wait for it).
+
+    Of a pidfd: whether its process has ended.
+    """
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(ready(poll, seconds * 1000))
+    return bool(ready(poll, None if seconds is None else seconds * 1000))
 
 
 def roomy_pair() -> tuple[socket.socket, socket.socket]:
@@ -79,12 +81,18 @@ def send_all(sock: socket.socket, *parts: bytes | memoryview) -> None:
         sock.sendall(part)
 
 
-def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9."""
+def signal_of(code: int | None) -> str | None:
+    """Return the name of the signal that an exit code stands for, as `subprocess` has it; None: for none.
+
+    >>> signal_of(-9), signal_of(1), signal_of(None)
+    ('SIGKILL', None, None)
+    """
+    if code is None or code >= 0:
+        return None
     try:
-        return signal.Signals(number).name
+        return signal.Signals(-code).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {-code}"
 
 
 def is_debugged() -> bool:
@@ -204,8 +212,7 @@ def process_limit(number: int) -> tuple[int | None, int | None]:
     return None if soft == resource.RLIM_INFINITY else soft, None if hard == resource.RLIM_INFINITY else hard
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLimit:
+class TaskLimit(NamedTuple):
     """A limit on processes and threads together."""
 
     most: int
@@ -332,5 +339,5 @@ class ImportHook:
         function()
 
 
-IMPORT_HOOKS = (ImportHook("joblib.parallel", "nbparallel.multiprocessing.workers.executor.register_joblib"),)
+IMPORT_HOOKS = (ImportHook("joblib.parallel", "nbparallel.multiprocessing.workers.register_joblib"),)
 """What packages get of ours in processes and ranks, when they are loaded there."""

@@ -307,7 +307,7 @@ def _collect(
                 _, status = os.waitpid(pids.pop(rank), 0)
                 number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
                 if write_deaths:
-                    view.write_death(rank, exit_code=os.waitstatus_to_exitcode(status), signal=number)
+                    view.write_death(rank, os.waitstatus_to_exitcode(status))
                 found[rank] = RankOutcome(rank, None, None, 0, number or -1, time.monotonic_ns())
     return [found[rank] for rank in ranks]
 

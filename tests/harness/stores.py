@@ -78,5 +78,5 @@ def names_of(notebook: int, places: Iterable[str] | None = None) -> list[str]:
     places : iterable of path, optional
         Where to look; by default where a sweep does.
     """
-    found = look(places).left
+    found = look(places)
     return sorted(name.path for name in found if name.notebook == notebook)

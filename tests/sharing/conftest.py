@@ -29,7 +29,7 @@ class Exchange:
 
     def store(self, client, **keywords):
         """Return a connected store for a client."""
-        self.server.ledger.client_joined(client)
+        self.server.ledger.clients.add(client)
         store = Store(client, **keywords)
         store.connect(Broker(self, client))
         self.stores[client] = store
@@ -41,7 +41,7 @@ class Exchange:
 
     def adopt(self, store):
         """Let a store take part that is in another session already; return its broker."""
-        self.server.ledger.client_joined(store.client)
+        self.server.ledger.clients.add(store.client)
         broker = Broker(self, store.client)
         store.connect(broker)
         self.stores[store.client] = store
@@ -55,7 +55,7 @@ class Exchange:
     def settle(self):
         """Decide what waits: there is nothing under way here."""
         while self.server.ledger.unsettled:
-            self.deliver(self.server.settle(self.server.ledger.mark()))
+            self.deliver(self.server.perform(self.server.ledger.settle(self.server.ledger.mark())))
 
     def deliver(self, outgoing):
         for frame in outgoing:
@@ -71,7 +71,7 @@ class Exchange:
             store.disconnect(broker)
         for frame in self.inboxes.pop(client, ()):
             frame.close()
-        self.deliver(self.server.client_gone(client))
+        self.deliver(self.server.perform(self.server.ledger.client_gone(client)))
         self.settle()
         return store
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.supervisor.ledger.records import (
     Close,
-    Disconnect,
     Grant,
     Notify,
     StoreDescriptor,
@@ -95,7 +94,7 @@ class MessagesInFlight:
         """Let a client join."""
         client, self.next_client = self.next_client, self.next_client + 1
         self.sockets[client] = deque()
-        self.ledger.client_joined(client)
+        self.ledger.clients.add(client)
         return client
 
     # the supervisor
@@ -137,7 +136,7 @@ class MessagesInFlight:
                 self.inboxes[client].append(action)
             case Grant(client=client, segment=segment):
                 self.granted.add((client, segment))
-            case Notify(_, Lost()) | Disconnect():
+            case Notify(_, Lost()):
                 raise AssertionError(f"nobody did anything wrong: {action}")
             case StoreDescriptor():
                 pass

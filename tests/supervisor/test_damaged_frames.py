@@ -62,7 +62,7 @@ def check_mutated_frames(tmp_path, count):
     for turn in range(count):
         client = random_.randrange(4)
         if client not in alive:
-            server.ledger.client_joined(client)
+            server.ledger.clients.add(client)
             alive.add(client)
         segment = segment_id(random_.randrange(4), random_.randint(1, 6))
         paths = [str(bystander), str(tmp_path / "nbp_a"), f"/dev/shm/nbp_{client}", "nbp_x", "/nbp_/../etc"]
@@ -91,16 +91,16 @@ def check_mutated_frames(tmp_path, count):
             outgoing = server.receive(client, Frame(kind, 0, turn, mutated(random_, payload), fds))
         except ProtocolError:
             refused += 1
-            outgoing = server.client_gone(client)
+            outgoing = server.perform(server.ledger.client_gone(client))
             alive.discard(client)
         if server.ledger.unsettled:
-            outgoing += server.settle(server.ledger.mark())
+            outgoing += server.perform(server.ledger.settle(server.ledger.mark()))
         for frame in outgoing:
             frame.close()
     for client in alive:
-        for frame in server.client_gone(client):
+        for frame in server.perform(server.ledger.client_gone(client)):
             frame.close()
-    assert server.settle(server.ledger.mark()) == []
+    assert server.perform(server.ledger.settle(server.ledger.mark())) == []
     assert server.ledger.entries == {}
     assert server.ledger.names == {}
     server.close()

@@ -3,8 +3,7 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.harness.tiers import examples
 from tests.supervisor.messages_in_flight import MessagesInFlight

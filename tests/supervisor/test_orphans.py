@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from nbparallel.supervisor.children import end_orphans, mark_children, orphans_text
-from nbparallel.wire.identity import process_of, this_process
+from nbparallel.wire.identity import process_of
 
 
 def test_an_orphan_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_an_orphan_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("NBP_OWNER", "")
     mark_children(os.getpid())
     place = os.environ["NBP_OWNER"].split(" ")[0]
-    me = this_process()
+    me = process_of(os.getpid())
     ended, living = f"{dead.pid}:{dead.started}", f"{me.pid}:{me.started}"
     reused = f"{me.pid}:{me.started + 1}"
     started = []

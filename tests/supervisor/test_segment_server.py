@@ -35,8 +35,8 @@ def memory(nbytes=4096):
 def server():
     """Make a desk with clients 0 and 1."""
     server = SegmentServer()
-    server.ledger.client_joined(0)
-    server.ledger.client_joined(1)
+    server.ledger.clients.add(0)
+    server.ledger.clients.add(1)
     yield server
     server.close()
     server.close()
@@ -74,8 +74,8 @@ def test_a_reader_gets_a_descriptor_for_reading(server):
 def test_a_descriptor_that_was_not_kept_may_come_again():
     """Its creator learns that it was asked for; what comes when one is kept changes nothing."""
     server = SegmentServer(max_descriptors=0)
-    server.ledger.client_joined(0)
-    server.ledger.client_joined(1)
+    server.ledger.clients.add(0)
+    server.ledger.clients.add(1)
     assert register(server) == []
     refusal, notice = fetch(server, 1)
     assert (refusal.client, refusal.sequence) == (1, 5)

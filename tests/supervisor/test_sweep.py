@@ -13,27 +13,35 @@ from pathlib import Path
 import pytest
 
 from nbparallel.supervisor import sweep as sweeps
-from nbparallel.supervisor.sweep import Liveness, StaleName, look, removal_text, sweep
+from nbparallel.supervisor.sweep import StaleName, look, removal_text
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire import locked_names
 from tests.harness import sandboxes
 from tests.supervisor.leftovers import NOBODY, leave, left_in
 
 
+class Swept:
+    """What one sweep of a directory found: names that are gone now, those that stay, and the line."""
+
+    def __init__(self, place: Path | str) -> None:
+        found = [name for name in sweeps.steps([str(place)]) if name is not None]
+        self.removed = tuple(name for name in found if name.removed)
+        self.left = tuple(name for name in found if not name.removed)
+        self.sentence = removal_text(found)
+
+
 def test_f72_nobody_needs_them(tmp_path: Path) -> None:
     """Names that no process has locked go, and the line says how many, how much and of how many sessions."""
     leave(tmp_path, 3)
-    report = sweep([str(tmp_path)])
+    report = Swept(tmp_path)
     assert left_in(tmp_path) == set()
     assert len(report.removed) == 3
     assert report.left == ()
-    assert {(name.nbytes, name.liveness, name.notebook) for name in report.removed} == {
-        (8192, Liveness.DEAD, 4242)
-    }
+    assert {(name.nbytes, name.needed, name.notebook) for name in report.removed} == {(8192, False, 4242)}
     assert (
         report.sentence == "removed 3 stale segments (24.0 KiB) of a session that ended without cleaning up"
     )
-    assert sweep([str(tmp_path)]).sentence == ""
+    assert Swept(tmp_path).sentence == ""
 
 
 MAKER = """
@@ -76,12 +84,12 @@ def test_f72_as_long_as_a_process_needs_it(
     """The maker, a forked child that outlives it, a mapping alone: the name stays, and goes after SIGKILL."""
     child = maker(THEN[who])
     pid = int(child.stdout.readline())
-    report = sweep([str(tmp_path)])
+    report = Swept(tmp_path)
     (name,) = report.left
-    assert (name.liveness, name.removed) == (Liveness.LIVING, False)
+    assert (name.needed, name.removed) == (True, False)
     assert "lives" in name.reason
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(sweep([str(tmp_path)]).removed) == 1)
+    wait_until(lambda: len(Swept(tmp_path).removed) == 1)
     assert left_in(tmp_path) == set()
 
 
@@ -91,9 +99,9 @@ def test_f72_in_another_container(tmp_path: Path, maker: Callable[..., subproces
         pytest.skip(reason)
     child = maker(wrapper=("unshare", "-Urmpf", "--kill-child", "--mount-proc"))
     assert int(child.stdout.readline()) < 10, "a pid of another namespace"
-    assert [name.liveness for name in sweep([str(tmp_path)]).left] == [Liveness.LIVING]
+    assert [name.needed for name in Swept(tmp_path).left] == [True]
     child.kill()
-    wait_until(lambda: len(sweep([str(tmp_path)]).removed) == 1)
+    wait_until(lambda: len(Swept(tmp_path).removed) == 1)
 
 
 def test_f72_in_an_overlay(tmp_path: Path) -> None:
@@ -104,7 +112,7 @@ def test_f72_in_an_overlay(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
     script = f"""
 import os, subprocess
-from nbparallel.supervisor.sweep import sweep
+from tests.supervisor.test_sweep import Swept
 from nbparallel.wire.locked_names import file_system_of
 from nbparallel.sharing.strategies.named_files import MemoryMapStrategy
 top = {str(tmp_path)!r}
@@ -114,10 +122,10 @@ if done.returncode:
     raise SystemExit(f"no overlay: {{done.stderr}}")
 assert file_system_of(f"{{top}}/all") == "overlay"
 source = MemoryMapStrategy(f"{{top}}/all").create(5000)
-assert len(sweep([f"{{top}}/all"]).left) == 1 and os.path.exists(source.path)
+assert len(Swept(f"{{top}}/all").left) == 1 and os.path.exists(source.path)
 path, source.path = source.path, ""
 source.close()
-assert len(sweep([f"{{top}}/all"]).removed) == 1 and not os.path.exists(path)
+assert len(Swept(f"{{top}}/all").removed) == 1 and not os.path.exists(path)
 print("tried")
 """
     done = sandboxes.run_script(script, ["unshare", "-Urm"])
@@ -130,7 +138,7 @@ def test_f72_where_locks_may_not_be_seen(tmp_path: Path, monkeypatch: pytest.Mon
     """On a file system of other machines an unlocked name may be in use: it stays, and is listed with it."""
     leave(tmp_path)
     monkeypatch.setattr(locked_names, "file_system_of", lambda path: "nfs4")
-    (name,) = sweep([str(tmp_path)]).left
+    (name,) = Swept(tmp_path).left
     assert "nfs4" in name.reason
     assert len(left_in(tmp_path)) == 1
 
@@ -155,9 +163,9 @@ def test_f72_of_another_user(tmp_path: Path) -> None:
     """What belongs to another user is not ours to judge."""
     (path,) = leave(tmp_path)
     os.chown(path, NOBODY, NOBODY)
-    report = sweep([str(tmp_path)])
+    report = Swept(tmp_path)
     assert len(left_in(tmp_path)) == 1
-    assert [name.liveness for name in report.left] == [Liveness.UNKNOWN]
+    assert [name.needed for name in report.left] == [None]
     assert "another user (65534)" in report.left[0].reason
 
 
@@ -169,7 +177,7 @@ def test_f72_only_files_are_removed(kind: str, tmp_path: Path) -> None:
     victim = tmp_path / "thesis.tex"
     victim.write_text("ten years of work")
     {"folder": path.mkdir, "link": lambda: path.symlink_to(victim), "fifo": lambda: os.mkfifo(path)}[kind]()
-    assert sweep([str(tmp_path)]).removed == ()
+    assert Swept(tmp_path).removed == ()
     assert victim.read_text()
     assert os.path.lexists(path)
 
@@ -180,7 +188,7 @@ def test_f72_names_of_other_make_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "nbp_abcdefghij_b").write_text("x")
     (tmp_path / "nbpx_thing").write_text("x")
     (tmp_path / "torch_1_2_3").write_text("x")
-    report = sweep([str(tmp_path)])
+    report = Swept(tmp_path)
     assert [Path(name.path).name for name in report.left] == ["nbp_abcdefghij_b", "nbp_mine"]
     assert len(left_in(tmp_path)) == 4
 
@@ -193,12 +201,12 @@ def test_f72_a_thousand_names_of_many_owners(tmp_path: Path) -> None:
         paths = leave(tmp_path, 10, number, living=number % 2 == 0)
         if number % 2 == 0:
             kept |= {path.name for path in paths}
-    assert len(look([str(tmp_path)]).left) == 1000
+    assert len(look([str(tmp_path)])) == 1000
     assert len(left_in(tmp_path)) == 1000
     one_step = next(found for found in sweeps.steps([str(tmp_path)]) if found is not None and found.removed)
     assert not os.path.exists(one_step.path)
     assert len(left_in(tmp_path)) == 999, "one step removes one name"
-    report = sweep([str(tmp_path)])
+    report = Swept(tmp_path)
     assert left_in(tmp_path) == kept
     assert (len(report.removed), len(report.left)) == (499, 500)
     assert report.sentence.endswith("of a session that ended without cleaning up")
@@ -231,9 +239,7 @@ def test_two_sweeps_and_a_session_that_begins(tmp_path: Path) -> None:
             except InterruptedError:
                 continue  # a sweep found it before it was locked: a session draws another one
 
-    threads = [
-        threading.Thread(target=lambda: reports.append(sweep([str(tmp_path)]).removed)) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: reports.append(Swept(tmp_path).removed)) for _ in range(3)]
     beginning = threading.Thread(target=begin_sessions)
     beginning.start()
     for thread in threads:
@@ -251,6 +257,9 @@ def test_two_sweeps_and_a_session_that_begins(tmp_path: Path) -> None:
 
 def test_the_line_counts_segments_and_sessions() -> None:
     """One, several, none."""
-    assert removal_text(0, 0, 0) == ""
-    assert removal_text(1, 1 << 30, 1).startswith("removed 1 stale segment (1.0 GiB) of a session that")
-    assert removal_text(5, 5, 2).startswith("removed 5 stale segments (5 B) of 2 sessions that")
+    large, *small = (
+        StaleName("", n, True, False, "", session) for n, session in ((1 << 30, 7), (2, 7), (3, 8))
+    )
+    assert removal_text([None]) == ""
+    assert removal_text([large]).startswith("removed 1 stale segment (1.0 GiB) of a session that")
+    assert removal_text(small).startswith("removed 2 stale segments (5 B) of 2 sessions that")

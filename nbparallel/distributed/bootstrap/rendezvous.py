@@ -31,7 +31,7 @@ from nbparallel.errors import (
     SupervisorDiedError,
 )
 from nbparallel.wire.frames import Frame, Kind
-from nbparallel.wire.identity import DRAFT, SOCKET, AbortJoin, Join, Joined, Reason, Refused, peer_of
+from nbparallel.wire.identity import DRAFT, SOCKET, AbortJoin, Join, Joined, Refused, peer_of
 from nbparallel.wire.segments import Meet
 from nbparallel.wire.system import without_debugger
 
@@ -189,7 +189,7 @@ class _Rendezvous:
             if frame.kind is not Kind.REFUSED:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame as an answer to JOIN")
             refused = Refused.unpack(frame.payload)
-            kind = CollectiveTimeoutError if refused.reason is Reason.LATE else RendezvousError
+            kind = CollectiveTimeoutError if refused.late else RendezvousError
             raise kind(f"{refused.text} (they meet in {self._place})")
         finally:
             frame.close()

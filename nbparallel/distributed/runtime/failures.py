@@ -16,7 +16,7 @@ from nbparallel.errors import (
 )
 from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
 from nbparallel.wire.control import ControlView, DeathRecord, FailureKind, FailureRecord
-from nbparallel.wire.system import signal_name
+from nbparallel.wire.system import signal_of
 
 _KINDS = {
     CollectiveMismatchError: FailureKind.MISMATCH,
@@ -118,8 +118,10 @@ def error_of_failure(record: FailureRecord) -> NbParallelError:
 
 def error_of_death(record: DeathRecord) -> PeerFailedError:
     """Return the error of a rank that waits while another one's process has exited."""
-    how = f"was killed by {signal_name(record.signal)}" if record.signal is not None else "ended"
-    how += f" ({record})" if record.exit_code is not None else ""
+    if name := signal_of(record.code):
+        how = f"was killed by {name}"
+    else:
+        how = "ended" if record.code is None else f"ended (exit code {record.code})"
     return PeerFailedError(f"{rank_list([record.rank])} died: its process {how}", rank=record.rank)
 
 

@@ -287,12 +287,15 @@ def pack(
     SupervisorDiedError
         The supervisor was killed, and shared memory is needed.
     """
+    from nbparallel.sharing import get_sharing_strategy
+
     member = join_household()
     if member is None:
         return 0, _pickle(obj, _options(None, task=task)).data
     with supervised(), _carried_mailboxes() as carried:
         options = _options(member, task=task)
-        made = _pickle(obj, options | {"share_large": _shares() and (copies or True)})
+        shares = get_sharing_strategy() != "copy"
+        made = _pickle(obj, options | {"share_large": shares and (copies or True)})
         return member.post(made.segments, mailbox=mailbox, carried=tuple(carried)), made.data
 
 
@@ -333,19 +336,10 @@ def _pickle(obj: Any, options: Mapping[str, Any]) -> Pickled:
         main = serialise(obj, **options)
     except UnpicklableError as error:
         _raise_as_library(error)
-    # what a function binds comes along, too: the receiver then knows which later value is news
-    return dump_with_globals(main, options, why=_reason, beyond_ranks=True)
-
-
-def _reason(error: UnpicklableError) -> str:
-    # raised only by a receiver that lacks the name; what to do there is another matter
-    return str(error).partition(": ")[2].rpartition("; ")[0]
-
-
-def _shares() -> bool:
-    from nbparallel.sharing import get_sharing_strategy
-
-    return get_sharing_strategy() != "copy"
+    # What a function binds comes along, too: the receiver then knows which later value is news.
+    # Why one cannot is raised only by a receiver that lacks the name; what to do there is another matter.
+    reason = lambda error: str(error).partition(": ")[2].rpartition("; ")[0]  # noqa: E731
+    return dump_with_globals(main, options, why=reason, beyond_ranks=True)
 
 
 def _raise_as_library(error: BaseException) -> NoReturn:

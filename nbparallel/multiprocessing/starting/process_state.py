@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import select
 import signal
 import sys
 import threading
@@ -15,13 +14,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import context, reduction, spawn
-from multiprocessing import process as library
+from multiprocessing import context, process as library, reduction, spawn
 from multiprocessing.context import BaseContext, set_spawning_popen
 from multiprocessing.reduction import DupFd
 from multiprocessing.util import Finalize
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from nbparallel.multiprocessing.messages.parcels import (
     ReducedCall,
@@ -90,13 +88,6 @@ def wait_interruptibly(wait: Callable[[float | None], object], timeout: float | 
             return True
         if deadline is not None and left <= SLICE_SECONDS:
             return False
-
-
-def is_readable_within(descriptor: int, seconds: float | None) -> bool:
-    """Wait until a descriptor can be read, at most some seconds; return whether it can."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(None if seconds is None else 1000 * seconds))
 
 
 _current: dict[str, Any] = {}
@@ -191,13 +182,11 @@ class ValueProcess(library.BaseProcess):
         return code
 
     def _ended_within(self, seconds: float | None) -> bool:
+        from nbparallel.wire.system import is_ready  # which the import of this package leaves out
+
         popen: Any = self._popen  # type: ignore[attr-defined]
         # A process that it forked may hold the sentinel, but then it has ended nevertheless.
-        return (
-            popen.returncode is not None
-            or is_readable_within(popen.sentinel, seconds)
-            or popen.poll() is not None
-        )
+        return popen.returncode is not None or is_ready(popen.sentinel, seconds) or popen.poll() is not None
 
 
 def run_with_cells_named(name: str, run: Callable[[], None]) -> None:
@@ -241,19 +230,6 @@ def watch_end(process: ValueProcess, ended: Callable[[Any], None]) -> None:
     _watchers[process] = ended
 
 
-class Given(NamedTuple):
-    """What a new process takes from its parent."""
-
-    start_method: str
-    strategy: str | None
-    connection: Any
-    """Its connection to the supervisor, or None."""
-    lifeline: Any
-    """What ends it with the root, or None."""
-    interrupts: bool
-    """Whether it takes interrupts from its start; a fork server's child begins with SIGINT blocked."""
-
-
 def present_strategy() -> str | None:
     """Return the sharing strategy, without loading what knows it; None: nothing has used it."""
     sharing = sys.modules.get("nbparallel.sharing")
@@ -276,22 +252,38 @@ def open_plain_process(data: bytes) -> Any:
     return process
 
 
-def rebuild_process(given: Given, open_process: Callable[..., Any], *packed: Any) -> Any:
-    """Join the parent's household in the new process, and return the process object."""
+def rebuild_process(
+    start_method: str,
+    strategy: str | None,
+    connection: Any,
+    lifeline: Any,
+    interrupts: bool,
+    open_process: Callable[..., Any],
+    *packed: Any,
+) -> Any:
+    """Join the parent's household in the new process, and return the process object.
+
+    Parameters
+    ----------
+    connection, lifeline : DupFd or None
+        To the supervisor, and what ends it with the root.
+    interrupts : bool
+        Whether it takes interrupts from its start; a fork server's child begins with SIGINT blocked.
+    """
     main = vars(sys.modules["__main__"])
     for name in ("main", "spawn_main"):  # of the library's command line
         if getattr(main.get(name), "__module__", "").startswith("multiprocessing."):
             del main[name]
-    if given.interrupts:
+    if interrupts:
         begin_interrupts()
     mark_fresh()
-    default_context().force_start_method(given.start_method)
-    if given.connection is not None:
+    default_context().force_start_method(start_method)
+    if connection is not None:
         from nbparallel.multiprocessing import household
 
-        lifeline = -1 if given.lifeline is None else given.lifeline.detach()
-        household.begin_as_guest(given.connection.detach(), lifeline=lifeline)
-    follow_strategy(given.strategy)
+        line = -1 if lifeline is None else lifeline.detach()
+        household.begin_as_guest(connection.detach(), lifeline=line)
+    follow_strategy(strategy)
     process = open_process(*packed)
     if process._start_method is not None:
         default_context().force_start_method(process._start_method)
@@ -320,14 +312,16 @@ def pickle_process(popen: Any, process: Any) -> io.BytesIO:
         packed = _packed(process)
         if (ends := join_household()) is not None:
             ends = popen.guest_ends = ends.introduce(daemon=process.daemon or process.ends_with_parent)
-        given = Given(
+        rebuilt = ReducedCall(
+            rebuild_process,
             default_context().present_start_method(),
             present_strategy(),
             None if ends is None else DupFd(ends.connection.fileno()),
             None if ends is None or ends.lifeline is None else DupFd(ends.lifeline.reading),
             not process.defers_sigint,
+            *packed,
         )
-        reduction.dump(ReducedCall(rebuild_process, given, *packed), buffer)
+        reduction.dump(rebuilt, buffer)
     finally:
         set_spawning_popen(None)
     return buffer

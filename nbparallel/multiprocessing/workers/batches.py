@@ -214,7 +214,7 @@ def begin_worker(given: Any, num_workers: int, seeds: list[int]) -> None:
     _worker.run, _worker.failure = -1, None  # a worker of a loader may have forked this one
     try:
         maker, worker_init_fn = given.open() if isinstance(given, SharedPayload) else given
-        number = worker_place()
+        (number,) = worker_place
         _worker.maker = maker
         _own[:] = [WorkerInfo(number, num_workers, seeds[number], maker.dataset)]
         limit_threads(1)  # as torch's own workers: there are as many processes as are wanted

@@ -2,7 +2,7 @@
 
 ::
 
-    DataLoader ── SamplingPlan: which samples form batch n of an epoch
+    DataLoader ── `_indices`: which samples form batch n of an epoch
         │             │ indices                       `seeded`: what random numbers batch n sees
         │             v                                    │
         └─ an iteration: batches in turn <── BatchMaker.make(n) ── here, with 0 workers
@@ -21,8 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
-from multiprocessing import TimeoutError as LibraryTimeoutError
-from multiprocessing import current_process
+from multiprocessing import TimeoutError as LibraryTimeoutError, current_process
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ from nbparallel.multiprocessing.workers.batches import (
     describe,
     make_batch,
 )
-from nbparallel.multiprocessing.workers.call_pool import CallPool, IdlePool
+from nbparallel.multiprocessing.workers.executor import CallPool, IdlePool
 
 
 def is_stream(dataset: Any) -> bool:
@@ -60,80 +59,6 @@ def is_stream(dataset: Any) -> bool:
     raise TypeError(
         f"a dataset has __getitem__ and __len__, or __iter__; {type(dataset).__name__} has neither"
     )
-
-
-class SamplingPlan:
-    """What a loader was given for the choice of samples, checked.
-
-    Raises
-    ------
-    ValueError
-        Arguments exclude each other, or are out of range.
-    TypeError
-        The dataset has no length, and there is no sampler either.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None,
-        shuffle: bool,
-        sampler: Iterable[Any] | None,
-        batch_sampler: Iterable[Any] | None,
-        drop_last: bool,
-    ) -> None:
-        self.stream = is_stream(dataset)
-        if self.stream and (shuffle or sampler is not None or batch_sampler is not None):
-            raise ValueError(
-                "a dataset that can only be iterated has its own order: pass no shuffle, sampler or "
-                "batch_sampler"
-            )
-        if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
-            raise ValueError("batch_sampler excludes batch_size, shuffle, sampler and drop_last")
-        if sampler is not None and shuffle:
-            raise ValueError("sampler and shuffle exclude each other: a sampler is an order")
-        if batch_size is None and drop_last:
-            raise ValueError("batch_size=None makes no batches, so that drop_last means nothing")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size}; None: no batches")
-        if not self.stream and sampler is None and batch_sampler is None and not hasattr(dataset, "__len__"):
-            raise TypeError(
-                f"{type(dataset).__name__} has no length (__len__): pass a sampler, which yields indices"
-            )
-        self.dataset, self.batch_size, self.shuffle, self.drop_last = dataset, batch_size, shuffle, drop_last
-        self.sampler, self.batch_sampler = sampler, batch_sampler
-
-    def batches(self, seed: int, epoch: int) -> Iterator[Any]:
-        """Yield the indices of each batch: a list, or one index without batches."""
-        if self.batch_sampler is not None:
-            yield from map(list, self.batch_sampler)
-            return
-        indices: Iterable[Any]
-        if self.sampler is not None:
-            indices = self.sampler
-        elif self.shuffle:
-            order = np.random.default_rng(np.random.SeedSequence((seed, epoch)))
-            indices = order.permutation(len(self.dataset)).tolist()
-        else:
-            indices = range(len(self.dataset))
-        if self.batch_size is None:
-            yield from indices
-            return
-        remaining = iter(indices)
-        while batch := list(itertools.islice(remaining, self.batch_size)):
-            if len(batch) < self.batch_size and self.drop_last:
-                return
-            yield batch
-
-    def count(self) -> int:
-        """Return the number of batches."""
-        if self.batch_sampler is not None:
-            return len(self.batch_sampler)  # type: ignore[arg-type]
-        samples: Any = self.dataset if self.sampler is None else self.sampler
-        n = len(samples)
-        if self.batch_size is None:
-            return n
-        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
 
 def _start_workers(
@@ -218,7 +143,7 @@ class _WorkerIteration(Iterator[Any]):
         self._engine, self._run, self._epoch = pool, next(_runs), epoch
         self._indices: Iterator[Any] = indices
         self._in_order, self._timeout = loader.in_order, loader.timeout
-        self._stream, self._workers = loader._plan.stream, loader._processes
+        self._stream, self._workers = loader._stream, loader._processes
         self._ahead = loader.prefetch_factor * self._workers
         self._numbers = itertools.count()
         self._calls: dict[int, tuple[Any, Future[Any]]] = {}
@@ -400,7 +325,24 @@ class DataLoader:
         seed: int | None = None,
         start_method: str | None = None,
     ) -> None:
-        self._plan = SamplingPlan(dataset, batch_size, shuffle, sampler, batch_sampler, drop_last)
+        self._stream = is_stream(dataset)
+        if self._stream and (shuffle or sampler is not None or batch_sampler is not None):
+            raise ValueError(
+                "a dataset that can only be iterated has its own order: pass no shuffle, sampler or "
+                "batch_sampler"
+            )
+        if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
+            raise ValueError("batch_sampler excludes batch_size, shuffle, sampler and drop_last")
+        if sampler is not None and shuffle:
+            raise ValueError("sampler and shuffle exclude each other: a sampler is an order")
+        if batch_size is None and drop_last:
+            raise ValueError("batch_size=None makes no batches, so that drop_last means nothing")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}; None: no batches")
+        if not self._stream and sampler is None and batch_sampler is None and not hasattr(dataset, "__len__"):
+            raise TypeError(
+                f"{type(dataset).__name__} has no length (__len__): pass a sampler, which yields indices"
+            )
         if num_workers < 0:
             raise ValueError(f"num_workers must be 0 or more, not {num_workers}")
         if timeout < 0 or (timeout and not num_workers):
@@ -411,7 +353,7 @@ class DataLoader:
             raise ValueError(f"seed must be 0 or more, not {seed}")
         default_context().get_context(start_method)  # there is such a method
         self.dataset, self.batch_size, self.drop_last = dataset, batch_size, drop_last
-        self.sampler, self.batch_sampler = sampler, batch_sampler
+        self.sampler, self.batch_sampler, self._shuffle = sampler, batch_sampler, shuffle
         self.num_workers, self.timeout, self.worker_init_fn = num_workers, timeout, worker_init_fn
         self.collate_fn = default_collate if collate_fn is None and batch_size is not None else collate_fn
         self.prefetch_factor, self.persistent_workers = prefetch_factor, persistent_workers
@@ -432,7 +374,35 @@ class DataLoader:
         TypeError
             The dataset or the sampler has no length.
         """
-        return self._plan.count()
+        if self.batch_sampler is not None:
+            return len(self.batch_sampler)  # type: ignore[arg-type]
+        samples: Any = self.dataset if self.sampler is None else self.sampler
+        n = len(samples)
+        if self.batch_size is None:
+            return n
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+
+    def _indices(self, epoch: int) -> Iterator[Any]:
+        """Yield the indices of each batch: a list, or one index without batches."""
+        if self.batch_sampler is not None:
+            yield from map(list, self.batch_sampler)
+            return
+        indices: Iterable[Any]
+        if self.sampler is not None:
+            indices = self.sampler
+        elif self._shuffle:
+            order = np.random.default_rng(np.random.SeedSequence((self.seed, epoch)))
+            indices = order.permutation(len(self.dataset)).tolist()
+        else:
+            indices = range(len(self.dataset))
+        if self.batch_size is None:
+            yield from indices
+            return
+        remaining = iter(indices)
+        while batch := list(itertools.islice(remaining, self.batch_size)):
+            if len(batch) < self.batch_size and self.drop_last:
+                return
+            yield batch
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch.
@@ -443,11 +413,10 @@ class DataLoader:
             The dataset, `collate_fn` or `worker_init_fn` cannot be sent to workers.
         """
         epoch = next(self._epochs)
-        plan = self._plan
         maker = BatchMaker(
-            self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.seed, plan.stream
+            self.dataset, self.collate_fn, self.batch_size, self.drop_last, self.seed, self._stream
         )
-        indices = itertools.repeat(None) if plan.stream else plan.batches(self.seed, epoch)
+        indices = itertools.repeat(None) if self._stream else self._indices(epoch)
         if not self.num_workers:
             return _LocalIteration(maker, indices, epoch)
         pool = self._workers.take()
@@ -458,7 +427,7 @@ class DataLoader:
 
     @property
     def _processes(self) -> int:
-        return 1 if self._plan.stream else self.num_workers
+        return 1 if self._stream else self.num_workers
 
     def close(self) -> None:
         """End workers that wait for the next iteration, which starts others (idempotent)."""

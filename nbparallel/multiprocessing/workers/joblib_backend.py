@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from multiprocessing import current_process
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from joblib._parallel_backends import PoolManagerMixin
 from joblib.parallel import (
@@ -20,17 +20,10 @@ from joblib.parallel import (
 
 from nbparallel.multiprocessing.messages.parcels import ArgumentCache, join_household
 from nbparallel.multiprocessing.starting.process_state import default_context
-from nbparallel.multiprocessing.workers.call_pool import CallPool, IdlePool
+from nbparallel.multiprocessing.workers.executor import CallPool, IdlePool
 
-
-class PoolKind(NamedTuple):
-    """What a pool was made for."""
-
-    workers: int
-    start_method: str
-    initializer: Callable[..., object] | None
-    initargs: tuple[Any, ...]
-    threads: int | None
+PoolKind: TypeAlias = tuple[int, str, Callable[..., object] | None, tuple[Any, ...], int | None]
+"""What a pool was made for: workers, start method, initializer with arguments, threads of each worker."""
 
 
 def _specs() -> dict[str, Any]:
@@ -51,9 +44,9 @@ class _KeptPool(IdlePool):
             self.close()
         if (pool := self.take(kind)) is not None:
             return pool
-        context = default_context().get_context(kind.start_method)
-        given = kind.workers, kind.initializer, kind.initargs, None, context.get_context()
-        return CallPool("joblib backend", *given, threads=kind.threads)
+        workers, method, initializer, initargs, threads = kind
+        context = default_context().get_context(method).get_context()
+        return CallPool("joblib backend", workers, initializer, initargs, context=context, threads=threads)
 
     def keep(self, pool: CallPool, kind: object = None) -> None:
         """Keep a pool for the next call, instead of another."""
@@ -113,7 +106,7 @@ class NbparallelBackend(PoolManagerMixin, AutoBatchingMixin, ParallelBackendBase
         options = {**self.backend_kwargs, **options}
         initializer, initargs = options.get("initializer"), tuple(options.get("initargs", ()))
         threads = self.inner_max_num_threads
-        self._kind = PoolKind(n_jobs, self._method, initializer, initargs, threads)
+        self._kind = n_jobs, self._method, initializer, initargs, threads
         return n_jobs
 
     def start_call(self) -> None:

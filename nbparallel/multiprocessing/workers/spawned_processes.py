@@ -22,7 +22,8 @@ from nbparallel.multiprocessing.starting.process_state import (
     defers_sigint,
 )
 from nbparallel.multiprocessing.workers.task_interrupts import describable
-from nbparallel.multiprocessing.workers.worker_pool import end_processes, signal_of
+from nbparallel.multiprocessing.workers.worker_pool import end_processes
+from nbparallel.wire.system import signal_of
 
 __tracebackhide__ = True  # of pytest: an error of a process shows the test, not the way here
 

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from multiprocessing import sharedctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbparallel.errors import RemoteError
 from nbparallel.errors.questions import ask, class_name, text_of, traceback_of
@@ -133,41 +133,38 @@ def describable(error: BaseException) -> BaseException:
     return ask(shown, plain)
 
 
-class WorkerGiven(NamedTuple):
-    """What a worker of a pool knows of itself."""
+worker_place: list[int] = []
+"""That of the pool's worker that this process is: 0 … number of workers - 1.
 
-    interrupts: TaskInterrupts
-    place: int
-    """0 … number of workers - 1; one that takes over has the place of the one that ended."""
-    workers: int
-    threads: int | None
-    """Of its numeric libraries; None: its share of the CPUs."""
-
-
-_given: list[WorkerGiven] = []
-
-
-def worker_place() -> int:
-    """Return the place of the pool's worker that this process is."""
-    return _given[0].place
+One that takes over has the place of the one that ended.
+"""
 
 
 @defers_sigint
-def run_worker(given: WorkerGiven, target: Callable[..., Any], *args: Any) -> None:
-    """Run a worker: only interrupts of its tasks reach it, and it has its share of the CPUs."""
+def run_worker(
+    interrupts: TaskInterrupts,
+    place: int,
+    workers: int,
+    threads: int | None,
+    target: Callable[..., Any],
+    *args: Any,
+) -> None:
+    """Run a worker: only interrupts of its tasks reach it, and it has its share of the CPUs.
+
+    `threads` are those of its numeric libraries; None: its share of the CPUs.
+    """
     from nbparallel.wire.system import IMPORT_HOOKS, affine_cpus, usable_cpus
 
-    _given[:] = [given]
-    given.interrupts.install()
+    worker_place[:] = [place]
+    interrupts.install()
     for hook in IMPORT_HOOKS:
         hook.install()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # in blocks, lines of several workers would mix
             stream.reconfigure(line_buffering=True, write_through=False)
-    threads = given.threads
-    if threads is not None or given.workers > 1:
+    if threads is not None or workers > 1:
         from nbparallel.multiprocessing.starting.worker_threads import limit_threads
 
-        share = max(1, usable_cpus(affine_cpus()) // given.workers)
+        share = max(1, usable_cpus(affine_cpus()) // workers)
         limit_threads(share if threads is None else threads, insist=threads is not None)
     target(*args)

@@ -34,12 +34,9 @@ from nbparallel.multiprocessing.messages.parcels import (
     why_unsendable,
     withdraw_parcel,
 )
-from nbparallel.multiprocessing.starting.process_state import (
-    follow_strategy,
-    is_readable_within,
-    present_strategy,
-)
+from nbparallel.multiprocessing.starting.process_state import follow_strategy, present_strategy
 from nbparallel.multiprocessing.workers.task_interrupts import TaskInterrupts
+from nbparallel.wire.system import is_ready
 
 if TYPE_CHECKING:
     from nbparallel.session.monitoring.activity import SessionActivity
@@ -316,7 +313,7 @@ class WorkerPipes:
         """
         with self._changed:
             (worker,) = (each for each in self._workers.values() if each.process is process)
-        while is_readable_within(worker.end.fileno(), 0) and self._read(worker):
+        while is_ready(worker.end.fileno()) and self._read(worker):
             pass
         with self._changed:
             was_ready = any(each.is_ready for each in self._workers.values())

@@ -11,8 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from multiprocessing import pool as library
-from multiprocessing import sharedctypes
+from multiprocessing import pool as library, sharedctypes
 from multiprocessing.connection import wait
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,11 +29,10 @@ from nbparallel.multiprocessing.workers.task_interrupts import (
     INTERRUPTED,
     InterruptWord,
     TaskInterrupts,
-    WorkerGiven,
     run_worker,
 )
 from nbparallel.multiprocessing.workers.worker_pipes import ItemProgress, WorkerPipe, WorkerPipes
-from nbparallel.wire.system import signal_name
+from nbparallel.wire.system import signal_of
 
 # What the death of a worker costs: nothing, or the task that it had.
 
@@ -68,11 +66,6 @@ def end_processes(processes: Sequence[Any], seconds: float) -> None:
         if process.is_alive():
             process.kill()
             process.join()
-
-
-def signal_of(code: int | None) -> str | None:
-    """Return the name of the signal that an exit code stands for, None if it stands for none."""
-    return None if code is None or code >= 0 else signal_name(-code)
 
 
 def died_error(process: Any, task: str, owner: str = "pool", why: str = "") -> WorkerDiedError:
@@ -343,13 +336,15 @@ class Pool(library.Pool):
 
         def start_worker(ctx: Any, *, target: Any, args: Any) -> Any:
             _, _, *rest = args
-            given = WorkerGiven(TaskInterrupts(word), pipes.free_place(), count, threads)
+            interrupts, place = TaskInterrupts(word), pipes.free_place()
             pools_end, workers_end = Pipe()
             siblings = [*pipes.ends(), pools_end] if ctx.get_start_method() == "fork" else ()
             begun = sharedctypes.RawValue("q", 0)
-            pipe = WorkerPipe(workers_end, begun, given.interrupts, siblings, says_why=says_why)
-            process = ctx.Process(target=run_worker, args=(given, target, pipe, pipe, *rest))
-            pipes.add(process, pools_end, begun, given.place)
+            pipe = WorkerPipe(workers_end, begun, interrupts, siblings, says_why=says_why)
+            process = ctx.Process(
+                target=run_worker, args=(interrupts, place, count, threads, target, pipe, pipe, *rest)
+            )
+            pipes.add(process, pools_end, begun, place)
             watch_end(process, partial(_note_end, pipes, self_))
             return process
 

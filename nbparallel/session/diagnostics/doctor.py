@@ -26,8 +26,7 @@ from nbparallel.sharing import get_sharing_strategy
 from nbparallel.sharing.memory import memory_limits
 from nbparallel.sharing.strategies import registry
 from nbparallel.sharing.strategies.strategy import Strategy
-from nbparallel.supervisor import sweep
-from nbparallel.supervisor.sweep import Liveness, StaleName
+from nbparallel.supervisor.sweep import StaleName, look
 from nbparallel.wire.system import (
     TaskLimit,
     affine_cpus,
@@ -123,7 +122,7 @@ def inspect_machine() -> Machine:
         unread=_why_unread(),
         strategies={name: _why_not(strategy) for name, strategy in registry.strategies().items()},
         strategy=get_sharing_strategy(),
-        names=sweep.look().left,
+        names=look(),
         versions={"Python": platform.python_version(), "nbparallel": nbparallel.__version__}
         | {name: _version(name) for name in PACKAGES},
         system=_system(),
@@ -466,8 +465,8 @@ def _memory(machine: Machine) -> Iterator[Finding]:
 
 def _stale(machine: Machine) -> Iterator[Finding]:
     """Yield findings about names that no living session of this user needs."""
-    dead = [name for name in machine.names if name.liveness is Liveness.DEAD]
-    unknown = [name for name in machine.names if name.liveness is Liveness.UNKNOWN]
+    dead = [name for name in machine.names if name.needed is False]
+    unknown = [name for name in machine.names if name.needed is None]
     if dead:
         yield Finding(
             "stale names",

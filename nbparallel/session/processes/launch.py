@@ -207,19 +207,17 @@ def supervisor_argv() -> list[str]:
     return [sys.executable, "-I", "-S", "-E", "-c", _SUPERVISOR, PACKAGE_PARENT]
 
 
-def template_argv() -> list[str]:
-    """Return the template's command line, with the notebook's search path but not its directory."""
-    return [sys.executable, "-P", "-c", _ENGINE.format("template", "main"), _path()]
+def engine_argvs() -> dict[str, list[str]]:
+    """Return the command lines of the template, and of a rank that is not forked.
 
-
-def engine_argv() -> list[str]:
-    """Return the command line of a rank that is not forked."""
-    return [sys.executable, "-P", "-c", _ENGINE.format("main", "spawned"), _path()]
-
-
-def _path() -> str:
+    They have the notebook's search path, but not its directory.
+    """
     path = [entry for entry in sys.path if entry and os.path.isabs(entry)]
-    return json.dumps(path if PACKAGE_PARENT in path else [*path, PACKAGE_PARENT])
+    words = json.dumps(path if PACKAGE_PARENT in path else [*path, PACKAGE_PARENT])
+    starts = {"template": ("template", "main"), "engine": ("main", "spawned")}
+    return {
+        name: [sys.executable, "-P", "-c", _ENGINE.format(*start), words] for name, start in starts.items()
+    }
 
 
 BLAS_VARIABLES = (
@@ -251,8 +249,7 @@ _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.starts
 def process_attributes() -> tuple[object, ...]:
     """Return what a process that is started now inherits (0.05 ms); equal ones make equal processes."""
     return (
-        template_argv(),
-        engine_argv(),
+        engine_argvs(),
         dict(os.environ),  # all of it: a library can read any variable when it is imported
         os.sched_getaffinity(0),
         os.getpriority(os.PRIO_PROCESS, 0),
@@ -368,8 +365,7 @@ class SupervisorLaunch:
             "pid": self._pid,
             "session": self.session,
             "start_method": start_method,
-            "template": template_argv(),
-            "engine": engine_argv(),
+            **engine_argvs(),
             "folder": folder,
             "semaphores": semaphores,
         }

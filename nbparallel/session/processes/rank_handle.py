@@ -37,34 +37,25 @@ from nbparallel.wire.messages import (
     Stream,
     WorkingContext,
 )
-from nbparallel.wire.system import do_all, ready, signal_name
+from nbparallel.wire.system import do_all, ready, signal_of
 
 # How a rank's process ended, and how a message describes it.
 
 
 @dataclass(frozen=True, slots=True)
 class RankDeath:
-    """The end of a rank's process: exit code or signal, and what is known of the cause."""
+    """The end of a rank's process, and what is known of the cause."""
 
     pid: int
     """Its process id, 0 if it never had one."""
-    exit_code: int | None
-    """Its exit code; None if a signal ended it."""
-    signal_number: int | None
-    """The signal; None if it exited."""
-    announced: bool
-    """Whether it had announced itself to the supervisor before."""
+    code: int | None
+    """Its exit code; negative: the number of the signal that ended it; None: not known."""
     seen: float
     """`time.monotonic` when this process received the notice."""
     refused: int = 0
     """The number of the system's error if the process could not be made (`errno`), else 0."""
     reason: str = ""
     """A known cause, as the end of a sentence that begins with ``was``; or empty."""
-
-    @property
-    def signal_name(self) -> str | None:
-        """``"SIGKILL"`` and so on."""
-        return None if self.signal_number is None else signal_name(self.signal_number)
 
 
 _LIKELY_CAUSE = {
@@ -86,14 +77,13 @@ CLOSED_SOCKETS = (
 
 def describe_death(end: RankDeath) -> str:
     """Return the end of a sentence: ``was killed by SIGKILL …``."""
-    name = end.signal_name
     if end.reason:
         return f"was {end.reason}"
-    if name is not None:
+    if name := signal_of(end.code):
         return _LIKELY_CAUSE.get(name, f"was ended by {name}")
-    if end.exit_code is None:
+    if end.code is None:
         return "ended; its exit status is unknown"
-    return f"ended with exit code {end.exit_code} (os._exit, or C code that calls exit)"
+    return f"ended with exit code {end.code} (os._exit, or C code that calls exit)"
 
 
 BEGIN = "Fatal Python error"
@@ -267,7 +257,8 @@ class RankHandle:
         self.sent_context: WorkingContext | None = None
         """Working directory and search path that were sent to it."""
         self._event_loop = event_loop
-        self._post = post
+        self.post = post
+        """Called with this and what waits for events is to get."""
         self._output_of = output_of
         self._on_report = on_report
         self._end = end
@@ -363,7 +354,7 @@ class RankHandle:
         if frame.kind is Kind.RANK_READY:
             self.refusal = identity.difference(frame.payload)
             self.ready = True
-            self._post(self, "ready")
+            self.post(self, "ready")
             return
         message = _unpickled(frame)
         if isinstance(message, Outcome):
@@ -371,10 +362,10 @@ class RankHandle:
                 return  # too late: its death, which is on its way, ends the task
             self._drain_pipes()
             self.busy, self.memory = False, message.memory
-            self._post(self, message)
+            self.post(self, message)
         elif isinstance(message, ObservedPart | InputRequest):
             self._drain_pipes()
-            self._post(self, message)
+            self.post(self, message)
         elif isinstance(message, NamespaceReport | Completions):
             self._on_report(message.number, (self.rank, message))
         elif isinstance(message, Display | Stream):
@@ -399,10 +390,6 @@ class RankHandle:
             self._event_loop.unwatch(fd)
             os.close(fd)
 
-    def changed(self) -> None:
-        """Wake the thread that waits for events."""
-        self._post(self, "changed")
-
     def died(self, end: RankDeath) -> None:
         """Record the end of the process; only in the event loop's thread."""
         self._on_socket()  # what it sent before it died counts
@@ -411,7 +398,7 @@ class RankHandle:
             end = dataclasses.replace(end, reason=self.ended_because)
         self.death = end
         self.busy = False
-        self._post(self, end)
+        self.post(self, end)
 
     # any thread ---------------------------------------------------------------------------------------
 
@@ -445,10 +432,6 @@ class RankHandle:
             return False
         return True
 
-    def leave(self) -> None:
-        """Ask an idle rank to exit."""
-        self.offer(Kind.EXIT, None)
-
     def signal(self, number: int) -> None:
         """Signal exactly this process, never another one with a reused pid (pidfd_send_signal(2))."""
         if self.pidfd >= 0:
@@ -473,22 +456,15 @@ class RankHandle:
 
         self._event_loop.call_soon(decide)
 
-    def close_later(self) -> None:
-        """Close everything soon, in the event loop's thread."""
-        self._event_loop.call_soon(self.close)
-
     def close(self) -> None:
         """Close everything; the event loop has stopped, or this is its thread."""
         do_all(
             self.close_theirs,
             *(partial(self._close_pipe, name) for name in list(self._pipes)),
-            self._close_channel,
+            lambda: self._event_loop.unwatch(self.channel.fileno()),
+            self.channel.close,
             self._close_pidfd,
         )
-
-    def _close_channel(self) -> None:
-        self._event_loop.unwatch(self.channel.fileno())
-        self.channel.close()
 
     def _close_pidfd(self) -> None:
         pidfd, self.pidfd = self.pidfd, -1

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nbparallel import sharing
@@ -53,7 +54,7 @@ from nbparallel.wire.control_layout import keep_locks
 from nbparallel.wire.frames import Kind
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.messages import Configure, JoinWorld, Outcome
-from nbparallel.wire.system import do_all, is_ready, ready
+from nbparallel.wire.system import do_all, is_ready, ready, signal_of
 from nbparallel.wire.units import size_text
 
 # Memory reclaim: unused memory is returned to the system while the notebook or script is idle.
@@ -151,6 +152,8 @@ class RankPool:
                 on_start_failed=self._fail,
                 on_death=lambda: self._fail(SupervisorDiedError("the supervisor process died")),
             )
+            self.broker: SegmentClient = self.supervisor.broker
+            """The client of the session's segment server."""
             self.store, broker = sharing.current_store(), self.broker
             self.store.connect(broker)
             self._reclaimer = MemoryReclaimer(self._event_loop, self.store, broker, broker.fileno())
@@ -175,11 +178,6 @@ class RankPool:
     def _fail(self, error: NbParallelError) -> None:
         self._error = self._error or error
         self._post(None, None)
-
-    @property
-    def broker(self) -> SegmentClient:
-        """The client of the session's segment server."""
-        return self.supervisor.broker
 
     def ended(self, milliseconds: float = 0) -> bool:
         """Whether the supervisor has died or the event loop has failed: only a new pool helps."""
@@ -294,7 +292,7 @@ class RankPool:
             )
             handle.sent_context = configure.context
             if rank in self.ranks:
-                self.handle(rank).close_later()
+                self._event_loop.call_soon(self.handle(rank).close)
                 self.handles[rank - self.place.ranks.start] = handle
             else:
                 self.handles.append(handle)
@@ -314,7 +312,7 @@ class RankPool:
             )
 
     def _explain_exit(self, handle: RankHandle, end: RankDeath) -> str:
-        how = f"exit code {end.exit_code}" if end.signal_name is None else end.signal_name
+        how = signal_of(end.code) or f"exit code {end.code}"
         output = handle.stderr_tail.strip() or self.supervisor.log()
         return f"rank {handle.rank} ended while it started ({how})" + (f":\n{output}" if output else "")
 
@@ -334,7 +332,7 @@ class RankPool:
         """End the ranks from `world_size` on."""
         self.place, leaving = WorldPlace(world_size), self.handles[world_size:]
         for handle in leaving:
-            handle.leave()
+            handle.offer(Kind.EXIT, None)
         deadline = time.monotonic() + 1.0
         while any(handle.alive for handle in leaving):
             self.next_event(0.05)
@@ -343,7 +341,7 @@ class RankPool:
                     self.supervisor.kill(handle)
                 deadline = time.monotonic() + START_SECONDS
         for handle in leaving:
-            handle.close_later()
+            self._event_loop.call_soon(handle.close)
         del self.handles[world_size:]
         self._epoch_invalid = True
 
@@ -404,7 +402,7 @@ class RankPool:
                 return
             wake, self._wake = self._wake, -1
             do_all(
-                *(handle.leave for handle in self.handles),
+                *(partial(handle.offer, Kind.EXIT, None) for handle in self.handles),  # an idle one exits
                 self._reclaimer.close,
                 lambda: sharing.current_store().disconnect(self.broker),
                 self.supervisor.stop,

@@ -316,27 +316,26 @@ class SupervisorClient:
                 handle.pid = report["pid"]
                 handle.pidfd = frame.fds.pop(0)
                 self.template_pid = report["template"]
-                handle.changed()
+                handle.post(handle, "changed")
         elif frame.kind is Kind.DIED:
             handle = self._ranks.pop(report["client"], None)
             if handle is not None:
-                pid, code, number = report["pid"], report["exit_code"], report["signal"]
                 handle.protocol_error = handle.protocol_error or report["protocol_error"]
-                reason = self._reason(handle, number) or CLOSED_SOCKETS * report["closed_socket"]
-                announced, refused = report["announced"], report["refused"]
-                handle.died(RankDeath(pid, code, number, announced, time.monotonic(), refused, reason))
+                code, refused = report["code"], report["refused"]
+                reason = self._reason(handle, code) or CLOSED_SOCKETS * report["closed_socket"]
+                handle.died(RankDeath(report["pid"], code, time.monotonic(), refused, reason))
         elif frame.kind is Kind.SWEPT:
             self.notes.extend(report["sentences"])
         elif frame.kind is Kind.START_FAILED:
             self._on_start_failed(_start_failure(report))
 
-    def _reason(self, handle: RankHandle, number: int | None) -> str:
+    def _reason(self, handle: RankHandle, code: int | None) -> str:
         if handle.protocol_error:
             return (
                 f"ended: it sent malformed data ({handle.protocol_error}); has code on it written to "
                 "descriptors or memory that are not its own?"
             )
-        return self.oom_kills.explain() if number == signal.SIGKILL else ""
+        return self.oom_kills.explain() if code == -signal.SIGKILL else ""
 
     def _on_pidfd(self) -> None:
         self._on_control()  # deaths that it reported before its own
@@ -346,7 +345,7 @@ class SupervisorClient:
             self._on_death()
         for handle in list(self._ranks.values()):
             # they died with it (parent-death signal); their exit status is unknown
-            handle.died(RankDeath(handle.pid, None, 9, handle.ready, time.monotonic()))
+            handle.died(RankDeath(handle.pid, -signal.SIGKILL, time.monotonic()))
         self._ranks.clear()
 
     # the end ------------------------------------------------------------------------------------------
@@ -375,6 +374,6 @@ def _start_failure(report: dict[str, Any]) -> StartError:
     if report["refused"]:
         number = report["refused"]
         return start_error("the process that ranks are forked from", OSError(number, os.strerror(number)))
-    code, number = report["exit_code"], report["signal"]
-    how = f"exit code {code}" if number is None else f"signal {number}"
+    code = report["code"]
+    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
     return StartError(f"the template process ended with {how}")

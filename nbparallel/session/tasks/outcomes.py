@@ -49,6 +49,7 @@ from nbparallel.wire.messages import (
     RankTimeline,
     ScriptTask,
 )
+from nbparallel.wire.system import signal_of
 
 # Cell times: where each rank's time in a cell has gone, while it runs and when it has ended.
 #
@@ -339,12 +340,13 @@ def death_failure(handle: RankHandle, end: RankDeath, control: ControlView, item
     message = f"{rank_list([handle.rank])} (process {end.pid}){place} {describe_death(end)}"
     if tail:
         message += f"; the end of its stderr:\n{tail}"
+    name = signal_of(end.code)
     error: Exception = RankDiedError(
         message,
         rank=handle.rank,
         pid=end.pid,
-        exit_code=end.exit_code,
-        signal_name=end.signal_name,
+        exit_code=None if name else end.code,
+        signal_name=name,
         line=line,
         stderr=tail,
     )

@@ -32,12 +32,13 @@ keeps others from mapping it, but never loses data.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.ledger.records import (
     Action,
     Close,
-    Disconnect,
     Grant,
     MemoryTable,
     Notify,
@@ -59,7 +60,6 @@ from nbparallel.wire.segments import (
     Lost,
     LostReason,
     Open,
-    ParcelMessage,
     Post,
     Register,
     Release,
@@ -114,6 +114,10 @@ class Question:
     """When it was read."""
 
 
+_OF_CREATORS = frozenset({Register.kind, AllowWrite.kind, Forget.kind, Freed.kind, Post.kind})
+"""Messages that only the client may send which has made what their first field names; 0 is none."""
+
+
 @dataclass(slots=True)
 class Ledger:
     """All segments of a session, by id."""
@@ -146,16 +150,20 @@ class Ledger:
         self._turn += 1
         return self._turn - 1
 
-    def client_joined(self, client: int) -> None:
-        """Admit a client."""
-        self.clients.add(client)
+    def step(self, client: int, message: SegmentMessage, sequence: int = 0) -> Sequence[Action]:
+        """Record a client's message and return what has to be done, in this order.
 
-    def step(
-        self, client: int, message: SegmentMessage | ParcelMessage, sequence: int = 0
-    ) -> Sequence[Action]:
-        """Record a client's message and return what has to be done, in this order."""
+        Raises
+        ------
+        ProtocolError
+            It did what no client of ours does: end the connection.
+        """
         if client not in self.clients:
-            return [Disconnect(client, f"client {client} is not in this session")]
+            raise ProtocolError(f"client {client} is not in this session")
+        if message.kind in _OF_CREATORS and message[0] and creator_of(message[0]) != client:
+            raise ProtocolError(
+                f"a {message.kind.name} frame about {message[0]:#x}, which is another client's"
+            )
         match message:
             case Fetch():
                 return self._fetch(client, message, sequence)
@@ -163,7 +171,7 @@ class Ledger:
                 return self._register(client, message)
             case Intend(path):
                 if self.names.setdefault(path, client) != client:
-                    return [Disconnect(client, f"client {client} wants to make {path}, which is another's")]
+                    raise ProtocolError(f"client {client} wants to make {path}, which is another's")
             case Removed(path):
                 if self.names.get(path) == client:
                     del self.names[path]
@@ -176,8 +184,6 @@ class Ledger:
             case Freed(0):
                 return [Notify(other, Unmap(0)) for other in sorted(self.clients - {client})]
             case Freed(memory):
-                if creator_of(memory) != client:
-                    return [Disconnect(client, f"client {client} frees memory {memory:#x}, another's")]
                 return [*self.memories.freed(memory)]
             case Take(parcel):
                 return self.end_parcel(parcel)
@@ -191,23 +197,19 @@ class Ledger:
 
     def _register(self, client: int, message: Register) -> list[Action]:
         segment = message.segment
-        if creator_of(segment) != client:
-            return [
-                Disconnect(client, f"client {client} registered segment {segment:#x}, which is another's")
-            ]
         entry = self.entries.get(segment)
         if entry is not None:
             # Sent twice: after an interrupt, or for a descriptor that was not kept (a kept one stays).
             if entry.nbytes != message.nbytes:
-                return [Disconnect(client, f"segment {segment:#x} was registered again with another size")]
+                raise ProtocolError(f"segment {segment:#x} was registered again with another size")
             entry.writable |= message.writable
             entry.unwanted = False
             self._hold(client, segment, entry)
             return [StoreDescriptor(segment)]
         if message.path and self.names.setdefault(message.path, client) != client:
-            return [Disconnect(client, f"client {client} registered {message.path}, which is another's")]
+            raise ProtocolError(f"client {client} registered {message.path}, which is another's")
         if message.memory and not self._is_of(client, message):
-            return [Disconnect(client, f"segment {segment:#x} can be no use of memory {message.memory:#x}")]
+            raise ProtocolError(f"segment {segment:#x} can be no use of memory {message.memory:#x}")
         entry = Entry(message.nbytes, message.writable, set(), path=message.path, memory=message.memory)
         self.entries[segment] = entry
         self._hold(client, segment, entry)
@@ -218,10 +220,9 @@ class Ledger:
             if isinstance(question.message, Carry):
                 self._carry(question.client, segment)
                 continue
-            answers = self.step(question.client, question.message, question.sequence)
-            if isinstance(question.message, Fetch):
-                actions += answers
             # What a hold does wrong is not the registering client's doing, and does no harm.
+            with suppress(ProtocolError):
+                actions += self.step(question.client, question.message, question.sequence)
         return actions
 
     def _is_of(self, client: int, message: Register) -> bool:
@@ -259,11 +260,11 @@ class Ledger:
         if entry.memory != message.memory:
             return []  # a damaged handle, which led to the array that lies in that memory
         if not self.memories.used(message.memory, client):
-            return [Disconnect(client, f"client {client} holds segment {segment:#x}, which it never mapped")]
+            raise ProtocolError(f"client {client} holds segment {segment:#x}, which it never mapped")
         if self._is_over(segment, entry):
             return []  # the client that sent it has not kept it
         if message.writable and not entry.writable:
-            return [Disconnect(client, f"client {client} may not write to segment {segment:#x}")]
+            raise ProtocolError(f"client {client} may not write to segment {segment:#x}")
         self._hold(client, segment, entry)
         return []
 
@@ -277,9 +278,7 @@ class Ledger:
         if memory:
             entry = self.entries.get(segment)
             if client == creator_of(segment):
-                return [
-                    Disconnect(client, f"client {client} keeps mapped what it owns, segment {segment:#x}")
-                ]
+                raise ProtocolError(f"client {client} keeps mapped what it owns, segment {segment:#x}")
             if entry is None or entry.memory == memory:
                 proven = entry is not None and client in entry.holders
                 actions += self.memories.keep(memory, client, proven=proven)
@@ -342,10 +341,6 @@ class Ledger:
 
     def _decide(self, client: int, message: AllowWrite | Forget) -> list[Action]:
         segment = message.segment
-        if creator_of(segment) != client:
-            return [
-                Disconnect(client, f"client {client} decides about segment {segment:#x}, which is another's")
-            ]
         entry = self.entries.get(segment)
         if entry is None:
             return []
@@ -374,8 +369,6 @@ class Ledger:
         return actions
 
     def _post(self, client: int, message: Post) -> list[Action]:
-        if creator_of(message.parcel) != client:
-            return [Disconnect(client, f"client {client} posted parcel {message.parcel:#x}, another's")]
         if self.parcels.post(message, client, self._turn):
             for segment in message.segments:
                 self._carry(holder_of(message.parcel), segment)

@@ -55,15 +55,7 @@ class Notify:
     """Number of the question that it answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnect:
-    """The client did what no client of ours does: end the connection."""
-
-    client: int
-    text: str
-
-
-Action: TypeAlias = StoreDescriptor | Close | Unlink | Grant | Notify | Disconnect
+Action: TypeAlias = StoreDescriptor | Close | Unlink | Grant | Notify
 
 
 # Memories: blocks of memory over all their uses, and the clients that keep them mapped in between.
@@ -128,8 +120,7 @@ class MemoryTable:
 
         Once until the client's next message: notices to one that computes for hours must not pile up.
         """
-        record = self.known.get(memory)
-        if record is None:
+        if (record := self.known.get(memory)) is None:
             return []
         notified = [client for client, knows in sorted(record.keepers.items()) if not knows]
         record.keepers.update(dict.fromkeys(notified, True))
@@ -137,16 +128,14 @@ class MemoryTable:
 
     def forget(self, memory: int, segment: int) -> list[Notify]:
         """Record that a segment was deleted."""
-        record = self.known.get(memory)
-        if record is None:
+        if (record := self.known.get(memory)) is None:
             return []
         record.uses.discard(segment)
         return self._retire(memory, record)
 
     def freed(self, memory: int) -> list[Notify]:
         """Record that there will be no other use."""
-        record = self.known.get(memory)
-        if record is None:
+        if (record := self.known.get(memory)) is None:
             return []
         record.freed = True
         return self._retire(memory, record)

@@ -28,7 +28,6 @@ from nbparallel.wire.inspection import LedgerRow
 from nbparallel.wire.segments import (
     CLIENT_SHIFT,
     MESSAGES,
-    PARCEL_MESSAGES,
     Fetched,
     FramePayload,
     Lost,
@@ -76,7 +75,7 @@ class SegmentServer:
     Notes
     -----
     For one thread.  Nothing a client sends makes a method raise anything but `ProtocolError`, which
-    concerns this client alone: the caller ends its connection and calls `client_gone`.
+    concerns this client alone: the caller ends its connection and performs `Ledger.client_gone`.
     """
 
     def __init__(self, max_descriptors: int | None = None) -> None:
@@ -96,13 +95,9 @@ class SegmentServer:
             messages = len(entry.holders) - len(clients)
             yield LedgerRow(segment, entry.nbytes, entry.writable, clients, messages)
 
-    def client_gone(self, client: int) -> list[Reply]:
-        """End all holds of a client; what only it held is closed."""
-        return self._perform(self.ledger.client_gone(client))
-
     def end_parcels(self, parcels: Sequence[int]) -> list[Reply]:
         """End what messages hold that will not be received."""
-        return [r for parcel in parcels for r in self._perform(self.ledger.end_parcel(parcel))]
+        return [r for parcel in parcels for r in self.perform(self.ledger.end_parcel(parcel))]
 
     def hold_all_of(self, client: int) -> int:
         """Return a new parcel that holds what a client holds now, until `end_parcels`."""
@@ -112,10 +107,6 @@ class SegmentServer:
         self.ledger.step(client, Post(parcel, 0, tuple(held)))
         self.ledger.parcels.parcels[parcel].sender = NO_CLIENT
         return parcel
-
-    def settle(self, turn: int) -> list[Reply]:
-        """Refuse what is still unknown, end what no client holds: all sent before `mark` has been read."""
-        return self._perform(self.ledger.settle(turn))
 
     def receive(self, client: int, frame: Frame) -> list[Reply]:
         """Act on a client's frame, and close its descriptors.
@@ -129,13 +120,12 @@ class SegmentServer:
             expected = 1 if frame.kind is Kind.REGISTER else 0
             if len(frame.fds) != expected:
                 raise ProtocolError(f"{frame.kind.name} frame with {len(frame.fds)} descriptors")
-            unpack = MESSAGES.get(frame.kind) or PARCEL_MESSAGES.get(frame.kind)
-            if unpack is None:
+            if (unpack := MESSAGES.get(frame.kind)) is None:
                 raise ProtocolError(f"unexpected {frame.kind.name} frame on a segment socket")
             message = unpack(frame.payload)
             if isinstance(message, Register):
                 _check_memory(frame.fds[0], message.nbytes)
-            return self._perform(self.ledger.step(client, message, frame.sequence), frame)
+            return self.perform(self.ledger.step(client, message, frame.sequence), frame)
         finally:
             frame.close()
 
@@ -147,7 +137,8 @@ class SegmentServer:
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def _perform(self, actions: Sequence[act.Action], frame: Frame | None = None) -> list[Reply]:
+    def perform(self, actions: Sequence[act.Action], frame: Frame | None = None) -> list[Reply]:
+        """Do what the ledger has decided, of a message that came with a frame; return the frames to send."""
         outgoing: list[Reply] = []
         for action in actions:
             match action:
@@ -164,8 +155,6 @@ class SegmentServer:
                     outgoing += self._grant(action)
                 case act.Notify(client, message, sequence):
                     outgoing.append(Reply(client, message, sequence=sequence))
-                case act.Disconnect(_, text):
-                    raise ProtocolError(text)
         return outgoing
 
     def _keep(self, segment: int, frame: Frame | None) -> None:
@@ -191,7 +180,7 @@ class SegmentServer:
         if fd is LostReason.DESCRIPTORS and grant.segment not in self._fds and creator in self.ledger.clients:
             outgoing.append(_lost(creator, grant.segment, fd, 0))
         if grant.fresh:
-            outgoing += self._perform(self.ledger.step(grant.client, Release(grant.segment)))
+            outgoing += self.perform(self.ledger.step(grant.client, Release(grant.segment)))
         return outgoing
 
     def _descriptor(self, grant: act.Grant) -> int | LostReason:

@@ -18,7 +18,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import ParallelError, SupervisorDiedError
 from nbparallel.session import Session
-from nbparallel.supervisor.sweep import Liveness, sweep
+from nbparallel.supervisor.sweep import steps
 from nbparallel.testing.waiting import wait_until
 from nbparallel.wire.identity import process_state
 from tests.harness.stores import names_of
@@ -85,7 +85,7 @@ def test_what_only_a_dead_rank_made_stays_while_others_hold_it() -> None:
         os.kill(session.statistics().ranks[1].pid, signal.SIGKILL)
         wait_until(lambda: session.statistics().ranks[1].state == "dead", session.statistics)
         assert session.run("float(held.sum())", ranks=[0]).values[0] == np.arange(40_000.0).sum()
-        assert [found.path for found in sweep().left if found.liveness is Liveness.LIVING] == [name]
+        assert [found.path for found in steps() if found is not None and found.needed] == [name]
         session.run("del held", ranks=[0])
         wait_until(lambda: not os.path.exists(name), lambda: name)
 

@@ -52,8 +52,8 @@ def test_f45_names_removed_by_somebody_else(strategy: str) -> None:
 def server() -> Iterator[SegmentServer]:
     """Make a desk that keeps no descriptor at all, with two clients."""
     server = SegmentServer(0)
-    server.ledger.client_joined(0)
-    server.ledger.client_joined(1)
+    server.ledger.clients.add(0)
+    server.ledger.clients.add(1)
     yield server
     server.close()
 

@@ -10,8 +10,7 @@ import time
 
 import pytest
 
-from nbparallel.channel import Channel
-from nbparallel.channel import channel as channels
+from nbparallel.channel import Channel, channel as channels
 from nbparallel.errors import ChannelClosedError, ParallelError, RankDiedError
 from nbparallel.session import Session
 from nbparallel.supervisor.clients import Outbox, take

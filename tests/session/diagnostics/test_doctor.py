@@ -20,16 +20,16 @@ from nbparallel.session.diagnostics.doctor import (
     inspect_machine,
 )
 from nbparallel.sharing.memory import memory_limits
-from nbparallel.supervisor.sweep import Liveness, StaleName
+from nbparallel.supervisor.sweep import StaleName
 from nbparallel.wire.system import TaskLimit
 from tests.harness import sandboxes
 
 ENDLESS = (None, None)
 
 
-def name(liveness: Liveness, reason: str = "") -> StaleName:
+def name(needed: bool | None, reason: str = "") -> StaleName:
     """Return a name that was found."""
-    return StaleName("/dev/shm/nbp_b", 5 << 20, False, liveness, reason, "")
+    return StaleName("/dev/shm/nbp_b", 5 << 20, False, needed, reason, "")
 
 
 GOOD = Machine(
@@ -52,7 +52,7 @@ GOOD = Machine(
     unread="",
     strategies={"file_descriptor": "", "file_system": "", "copy": ""},
     strategy="file_descriptor",
-    names=(StaleName("/dev/shm/nbp_a", 4096, False, Liveness.LIVING, "it runs", "1:1"),),
+    names=(StaleName("/dev/shm/nbp_a", 4096, False, True, "it runs", "1:1"),),
     versions={"Python": "3.12.1", "ipykernel": "7.1.0", "numpy": "2.1"},
     system="Linux",
 )
@@ -99,8 +99,8 @@ def test_a_good_machine_has_nothing_to_do() -> None:
         ({"quota": 1.0, "blas": ()}, "CPUs", 1, "take turns"),
         ({"affinity": 1, "blas": ()}, "CPUs", 1, "take turns"),
         ({"quota": 2.0}, "BLAS threads", 1, "threadpool_limits(2)"),
-        ({"names": (name(Liveness.DEAD),)}, "stale names", 1, "%%parallel"),
-        ({"names": (name(Liveness.UNKNOWN, "no record"),)}, "stale names", 1, "rm /dev/shm/nbp_b"),
+        ({"names": (name(False),)}, "stale names", 1, "%%parallel"),
+        ({"names": (name(None, "no record"),)}, "stale names", 1, "rm /dev/shm/nbp_b"),
         ({"versions": {"ipykernel": "6.9.1"}}, "versions", 1, "ipykernel>=6.29"),
         ({"strategies": {"mmap": "no room", "copy": ""}}, "strategy mmap", 1, "%sharing_strategy copy"),
         (
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_told_with_what_to_do(
         {"shm": None},
         {"max_maps": None},
         {"names": ()},
-        {"names": (name(Liveness.UNKNOWN, "of another user (1001)"),)},
+        {"names": (name(None, "of another user (1001)"),)},
         {"versions": {"ipykernel": ""}},
         {"versions": {"ipykernel": "7.0.0a1"}},
     ],

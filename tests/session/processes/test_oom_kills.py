@@ -71,5 +71,5 @@ def test_f6_without_a_count_nothing_is_claimed() -> None:
 
     kills = OomKillCounter(nothing)
     assert kills.explain() == ""
-    death = RankDeath(7, None, 9, True, 0.0, kills.explain())
+    death = RankDeath(7, -9, 0.0, reason=kills.explain())
     assert describe_death(death) == "was killed by SIGKILL: by hand, or by the system because memory ran out"
