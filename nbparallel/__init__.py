@@ -13,16 +13,16 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from nbparallel import distributed as distributed
-    from nbparallel import errors as errors
-    from nbparallel import multiprocessing as multiprocessing
-    from nbparallel import session as session
-    from nbparallel import sharing as sharing
-    from nbparallel import testing as testing
+    from nbparallel import (
+        distributed as distributed,
+        errors as errors,
+        multiprocessing as multiprocessing,
+        session as session,
+        sharing as sharing,
+        testing as testing,
+    )
     from nbparallel.errors import *  # noqa: F403
-    from nbparallel.session import CellResult, RankValues, Session, scaling, spawn
-    from nbparallel.session import imap as imap
-    from nbparallel.session import map as map
+    from nbparallel.session import CellResult, RankValues, Session, imap as imap, map as map, scaling, spawn
     from nbparallel.sharing import (
         empty,
         from_file,

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.notebook import START_DASK, START_IPYPARALLEL, STOP_DASK, STOP_IPYPARALLEL, TIMER, answer
-from benchmarks.notebook import run as run_cell
+from benchmarks.notebook import (
+    START_DASK,
+    START_IPYPARALLEL,
+    STOP_DASK,
+    STOP_IPYPARALLEL,
+    TIMER,
+    answer,
+    run as run_cell,
+)
 from benchmarks.report import Figure, Section, human_seconds, installed, not_installed, spread
 from tests.harness.kernel import Kernel
 

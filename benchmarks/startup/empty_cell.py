@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 
 import nbparallel as nbp
-from benchmarks.notebook import START_IPYPARALLEL, STOP_IPYPARALLEL, TIMER, answer
-from benchmarks.notebook import run as run_cell
+from benchmarks.notebook import START_IPYPARALLEL, STOP_IPYPARALLEL, TIMER, answer, run as run_cell
 from benchmarks.report import Figure, Section, installed, median_seconds, not_installed, spread
 from tests.harness.kernel import Kernel
 

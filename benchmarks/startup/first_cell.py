@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from benchmarks.notebook import START_DASK, START_IPYPARALLEL, STOP_DASK, STOP_IPYPARALLEL
-from benchmarks.notebook import run as run_cell
+from benchmarks.notebook import START_DASK, START_IPYPARALLEL, STOP_DASK, STOP_IPYPARALLEL, run as run_cell
 from benchmarks.report import Figure, Section, installed, not_installed, spread
 from tests.harness.kernel import Kernel
 

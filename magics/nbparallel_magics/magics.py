@@ -20,8 +20,7 @@ from IPython.display import display
 
 from nbparallel.errors import NO_RANKS, labelled_ranks, rank_list
 from nbparallel.errors.text.escaping import encodable
-from nbparallel_magics import background, flags
-from nbparallel_magics import run_cell as cells
+from nbparallel_magics import background, flags, run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.error_display import brief_errors, full_tracebacks
 from nbparallel_magics.output import cell_views

@@ -33,8 +33,7 @@ from nbparallel.channel import Channel
 from nbparallel.channel.channel import SegmentClient
 from nbparallel.distributed.api.operation_base import PREDEFINED
 from nbparallel.distributed.communicator import Communicator
-from nbparallel.engine import environment, failures, tasks
-from nbparallel.engine import shell as shells
+from nbparallel.engine import environment, failures, shell as shells, tasks
 from nbparallel.engine.debugger import Breakpoints, FailureFrames
 from nbparallel.engine.interrupts import Interrupts
 from nbparallel.engine.namespace import RankNames

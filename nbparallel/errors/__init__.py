@@ -15,10 +15,12 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from nbparallel.errors.text.escaping import encodable
-from nbparallel.errors.text.rank_names import grouped as grouped
-from nbparallel.errors.text.rank_names import label_of_rank as label_of_rank
-from nbparallel.errors.text.rank_names import labelled_ranks as labelled_ranks
-from nbparallel.errors.text.rank_names import rank_list as rank_list
+from nbparallel.errors.text.rank_names import (
+    grouped as grouped,
+    label_of_rank as label_of_rank,
+    labelled_ranks as labelled_ranks,
+    rank_list as rank_list,
+)
 
 LEFT_OUT = "finished the cell without calling"
 """Stands between ranks and operation in the error about a call that they left out; the panel looks for it."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from multiprocessing import connection as library
-from multiprocessing import reduction
+from multiprocessing import connection as library, reduction
 from typing import Any, TypeVar
 
 from nbparallel.multiprocessing.messages.parcels import (

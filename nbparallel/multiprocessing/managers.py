@@ -14,8 +14,7 @@ import socket
 import threading
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import connection, process
-from multiprocessing import managers as library
+from multiprocessing import connection, managers as library, process
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 

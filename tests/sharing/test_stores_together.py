@@ -3,8 +3,7 @@
 
 import gc
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from nbparallel.errors import SegmentLostError
 from nbparallel.sharing.lifecycle.segment import ALIGNMENT

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nbparallel.errors import grouped, rank_list
-from nbparallel.errors.text.table import SHOWN, Table, bar
-from nbparallel.errors.text.table import SHOWN as FOLD
+from nbparallel.errors.text.table import SHOWN, SHOWN as FOLD, Table, bar
 from nbparallel.wire.segments import creator_of
 from nbparallel.wire.units import size_column, size_text, time_column
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nbparallel.distributed.api.data_parallel import BatchSchedule
 from nbparallel.distributed.arguments import part_of

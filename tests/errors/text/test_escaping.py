@@ -7,8 +7,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nbparallel.errors import BusyError, FileDescriptorLimitError, ParallelError
 from nbparallel.errors.text.escaping import encodable, escape_html, visible

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from nbparallel.errors import BusyError, ClosedError
-from nbparallel.session import Session, interrupts
-from nbparallel.session import session as sessions
+from nbparallel.session import Session, interrupts, session as sessions
 from nbparallel.session.processes import elastic_pool, supervisor_client
 from nbparallel.session.tasks import cell_queue
 from nbparallel.testing.processes import family

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from nbparallel.errors import ClosedError
-from nbparallel.session import Session
-from nbparallel.session import session as sessions
+from nbparallel.session import Session, session as sessions
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch

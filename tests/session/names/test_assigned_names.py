@@ -1,8 +1,7 @@
 """What a name is on a rank: the notebook's value or the rank's own, by who assigned it last."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from nbparallel.errors import (
     UnpicklableError,

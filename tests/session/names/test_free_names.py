@@ -6,8 +6,7 @@ import inspect
 import textwrap
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from nbparallel.session.names.free_names import find_free_names, is_ipythons
 from nbparallel.transfer import code_names

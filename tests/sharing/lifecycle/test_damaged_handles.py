@@ -4,8 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from nbparallel.errors import InvalidHandleError, NbParallelError, ReadOnlyArrayError, SegmentLostError
 from nbparallel.sharing.memory.array_layout import check_handle

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from nbparallel.distributed.races.access_log import Box, Elements
 from nbparallel.distributed.races.byte_sets import ByteSet, find_overlap

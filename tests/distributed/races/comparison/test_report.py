@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nbparallel.distributed.races import byte_sets as overlap_module
-from nbparallel.distributed.races import walk
+from nbparallel.distributed.races import byte_sets as overlap_module, walk
 from nbparallel.distributed.races.access_log import (
     POSSIBLE,
     READ,
