@@ -68,6 +68,7 @@ from IPython.utils.capture import capture_output
 shell = InteractiveShell.instance()
 with capture_output() as said:
     shell.run_cell("%load_ext nbparallel")
+    shell.run_cell("%%parallel -n 1\\npass")
 text = said.stdout
 shell.run_cell("%unload_ext nbparallel")
 """
