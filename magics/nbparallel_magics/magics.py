@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nbparallel.session import CellResult, Session
     from nbparallel.session.diagnostics.speedup import Scaling
     from nbparallel_magics.background import BackgroundCell
-    from nbparallel_widgets.views.profile_view import ProfileView
+    from nbparallel_widgets.measured_view import ProfileView
 
 _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
 LEFT_CLUSTER = "; the next cell runs on this machine, unless %parallel_cluster names the cluster again"

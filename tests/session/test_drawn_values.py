@@ -14,7 +14,7 @@ from nbparallel.session.results import DrawnValues
 from nbparallel.testing.waiting import wait_until
 from nbparallel.transfer import variable_info
 from nbparallel_widgets.draw import DrawnView
-from nbparallel_widgets.draw_text import NEW, SEVERAL, NumberOrigins, rows, value_text
+from nbparallel_widgets.draw import NEW, SEVERAL, NumberOrigins, drawn_rows, value_text
 
 START = "import numpy as np\nx = 10 * rank + np.arange(3)"
 TRANSPOSED = [[[0, 1, 2]]] * 3
@@ -27,14 +27,14 @@ def origins(drawn: DrawnValues, name: str) -> list[list[list[int]]]:
     known = NumberOrigins(drawn, index)
     found = [
         [[known.of(n) for line in block.rows for n in line] for block in row.after or ()]
-        for row in rows(drawn, index)
+        for row in drawn_rows(drawn, index)
     ]
     return [[block for block in blocks if block] for blocks in found]
 
 
 def held(drawn: DrawnValues, name: str, *, before: bool = False) -> list[str]:
     """Return what each rank held, in letters."""
-    found = rows(drawn, drawn.names.index(name))
+    found = drawn_rows(drawn, drawn.names.index(name))
     return [value_text(row.before if before else row.after) for row in found]
 
 
@@ -116,7 +116,7 @@ def test_shared_arrays_are_one_box(three_ranks: Session) -> None:
     names: dict[str, Any] = {"z": np.zeros(62)}
     drawn = three_ranks.run("z[rank] = rank + 5", namespace=names, share="z", draw="z").drawn
     assert drawn is not None
-    (row,) = rows(drawn, 0)
+    (row,) = drawn_rows(drawn, 0)
     assert row.before is not None
     assert row.after is not None
     assert [block.rank for block in row.after] == [0, 1, 2]
@@ -194,7 +194,7 @@ def test_little_travels(two_ranks: Session) -> None:
     )
     drawn = two_ranks.draw("a b c d e f g h")
     assert len(pickle.dumps(drawn)) < 200_000
-    assert [len(rows(drawn, i)) for i in range(8)] == [2] * 8
+    assert [len(drawn_rows(drawn, i)) for i in range(8)] == [2] * 8
     assert held(drawn, "c") == ["Evil"] * 2
     assert held(drawn, "d") == ["Evil | 1"] * 2
     assert held(drawn, "e") == ["dict of 1"] * 2
@@ -205,7 +205,7 @@ def test_little_travels(two_ranks: Session) -> None:
     assert all(
         sum(len(line) for block in row.after or () for line in block.rows) <= variable_info.MOST_SHOWN
         for index in range(8)
-        for row in rows(drawn, index)
+        for row in drawn_rows(drawn, index)
     )
 
 

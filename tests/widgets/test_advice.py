@@ -11,10 +11,9 @@ import pytest
 
 from nbparallel.session import Session
 from nbparallel.session.monitoring.timeline import Timeline
-from nbparallel_widgets import timeline_text
-from nbparallel_widgets.timeline_text import advice
-from nbparallel_widgets.timeline_view import TimelineView
-from nbparallel_widgets.views.profile_view import ProfileView
+from nbparallel_widgets import timeline_view
+from nbparallel_widgets.measured_view import ProfileView
+from nbparallel_widgets.timeline_view import TimelineView, advice
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def test_an_object_that_is_copied_for_each_cell_is_advised(two: Session) -> None
 def test_advice_stands_below_the_timeline(two: Session) -> None:
     """In text and in HTML, three lines at most; nothing below a short cell."""
     timeline = timeline_of(two, "time.sleep(0.1 + 0.5 * (rank == 1))\nbarrier()")
-    for shown in (timeline_text.text(timeline), TimelineView(timeline)._repr_html_()):
+    for shown in (timeline_view.text(timeline), TimelineView(timeline)._repr_html_()):
         assert "advice: rank 1 computed" in shown
     copied = {f"x{number}": (2 << 20, 5) for number in range(9)}
     assert len(advice(replace(timeline, copied=copied))) == 3

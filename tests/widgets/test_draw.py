@@ -11,10 +11,9 @@ import pytest
 
 from nbparallel.session.results import DrawnValues
 from nbparallel.wire.inspection import DrawnNames, ShownBlock, ShownValue
-from nbparallel_widgets import palette
-from nbparallel_widgets.draw import DrawnView, svg
-from nbparallel_widgets.draw_text import number_text
-from nbparallel_widgets.strip import COLOURS, KINDS
+from nbparallel_widgets import sheet
+from nbparallel_widgets.draw import DrawnView, number_text, svg
+from nbparallel_widgets.sheet import COLOURS, KINDS
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -50,7 +49,7 @@ def boxes(picture: DrawnValues) -> list[tuple[str, str]]:
         assert text is not None
         look = "tinted" if box.get("fill") is None else str(box.get("fill"))
         if box.get("fill") == "none":
-            assert box.get("stroke") == palette.GREY
+            assert box.get("stroke") == sheet.GREY
             look = "outlined"
         found.append((str(text.text), look))
     return found
@@ -58,7 +57,7 @@ def boxes(picture: DrawnValues) -> list[tuple[str, str]]:
 
 def test_numbers_keep_the_colour_of_their_rank() -> None:
     """all_to_all is seen to transpose."""
-    one, other = palette.RANKS[:2]
+    one, other = sheet.RANKS[:2]
     assert boxes(ALL_TO_ALL) == [
         ("1", one), ("2", one), ("1", one), ("11", other),
         ("11", other), ("12", other), ("2", one), ("12", other),
@@ -67,7 +66,7 @@ def test_numbers_keep_the_colour_of_their_rank() -> None:
 
 def test_colours_of_names_that_one_cell_makes() -> None:
     """Numbers have the colour of the rank that has them in the first name, and a line states that."""
-    one, other = palette.RANKS[:2]
+    one, other = sheet.RANKS[:2]
     values = [(array(1, 2), array(1, 11)), (array(11, 12), array(2, 99))]
     reports = {rank: DrawnNames((None, None), pair, rank, rank) for rank, pair in enumerate(values)}
     picture = DrawnValues(("x", "y"), reports, number=3)
@@ -82,7 +81,7 @@ def test_colours_of_names_that_one_cell_makes() -> None:
 def test_new_numbers_are_outlined() -> None:
     """Also where they equal a number that was there: then they are that one.  Several ranks': a tint."""
     looks = boxes(ALL_REDUCE)
-    assert looks[2:4] == looks[6:8] == [("12", palette.RANKS[1]), ("14", "outlined")]
+    assert looks[2:4] == looks[6:8] == [("12", sheet.RANKS[1]), ("14", "outlined")]
     same = drawn([array(5), array(5)], [array(5), array(6)])
     assert boxes(same) == [("5", "tinted"), ("5", "tinted"), ("5", "tinted"), ("6", "outlined")]
 
@@ -90,9 +89,14 @@ def test_new_numbers_are_outlined() -> None:
 def test_of_a_long_array_nothing_is_called_new() -> None:
     """Where not all numbers before are known, one that is not among them may have been there."""
     picture = drawn([array(1, 2, count=9999), array(7)], [array(3, 1), array(7)])
-    assert boxes(picture)[2:4] == [("3", "tinted"), ("1", palette.RANKS[0])]
+    assert boxes(picture)[2:4] == [("3", "tinted"), ("1", sheet.RANKS[0])]
     assert "the first 4,096 numbers were compared" in repr(DrawnView(picture))
     assert "the first 4,096 numbers were compared" in svg(picture)
+
+
+def lightness(colour: str) -> float:
+    """Return L* of CIELAB, from 0 (black) to 100: how light a colour looks in grey."""
+    return float(116 * sheet.luminance(colour) ** (1 / 3) - 16)  # of colours that are not nearly black
 
 
 def test_contrast() -> None:
@@ -100,15 +104,15 @@ def test_contrast() -> None:
 
     Kinds of time, and the first ranks, differ in grey by an eighth of the way from black to white.
     """
-    for colour in palette.RANKS:
-        assert palette.contrast(colour, palette.text_on(colour)) >= 4.5
+    for colour in sheet.RANKS:
+        assert sheet.contrast(colour, sheet.text_on(colour)) >= 4.5
     for background in ("#ffffff", "#111111"):
-        assert palette.contrast(palette.GREY, background) >= 3
-    for colours in ([COLOURS[kind] for kind in KINDS], palette.RANKS[:4]):
-        light = sorted(map(palette.lightness, colours))
+        assert sheet.contrast(sheet.GREY, background) >= 3
+    for colours in ([COLOURS[kind] for kind in KINDS], sheet.RANKS[:4]):
+        light = sorted(map(lightness, colours))
         assert all(b - a >= 12 for a, b in pairwise(light)), "alike in grey"
-    assert palette.contrast(palette.VERMILLION, "#000") >= 4.5, "of a chip"
-    assert len(set(palette.RANKS)) == len(palette.RANKS) >= 4
+    assert sheet.contrast(sheet.VERMILLION, "#000") >= 4.5, "of a chip"
+    assert len(set(sheet.RANKS)) == len(sheet.RANKS) >= 4
     for element in ElementTree.fromstring(svg(ALL_TO_ALL)).iter():
         if element.tag == f"{SVG}text" and element.get("fill"):
             assert element.get("fill") in ("#000", "#fff")
@@ -120,7 +124,7 @@ def test_more_ranks_than_colours() -> None:
     picture = svg(many)
     assert picture.count('stroke-dasharray="3 2"') == 2 * 7
     assert picture.count('stroke-dasharray="1 2"') == 2 * 6
-    assert palette.colour_of(8) == palette.colour_of(1)
+    assert sheet.colour_of(8) == sheet.colour_of(1)
 
 
 def test_one_element_for_every_page() -> None:
@@ -145,10 +149,10 @@ def test_what_a_screen_reader_reads() -> None:
     assert about is not None
     assert title.text == root.get("aria-label") == "x on ranks 0-1 before and after In[3]"
     assert about.text == (
-        "x on rank 0: before 1 2, after 1 11 (from ranks 0-1). "
-        "x on rank 1: before 11 12, after 2 12 (from ranks 0-1)."
+        "name x, where rank 0, before 1 2, after 1 11, numbers from ranks 0-1. "
+        "name x, where rank 1, before 11 12, after 2 12, numbers from ranks 0-1."
     )
-    assert "after 12 14 (from rank 1, new)" in svg(ALL_REDUCE)
+    assert "after 12 14, numbers from rank 1, new" in svg(ALL_REDUCE)
 
 
 def test_text() -> None:

@@ -12,9 +12,8 @@ import pytest
 
 from nbparallel.errors import NO_RANKS
 from nbparallel_widgets.panel_course import Course
-from nbparallel_widgets.panel_sheet import folds_bundle
 from nbparallel_widgets.panel_view import SHOWN, PanelView, axis_end
-from nbparallel_widgets.strip import COLOURS
+from nbparallel_widgets.sheet import COLOURS, folds_bundle
 from tests.widgets.activities import (
     COMPUTING,
     DONE,

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 from nbparallel.distributed.tracing.profiling.line_log import LineLog
 from nbparallel.distributed.tracing.profiling.profile import Profile
-from nbparallel_widgets.views.profile_view import ProfileView
+from nbparallel_widgets.measured_view import ProfileView
 
 MS = 1_000_000
 TEXTS = {

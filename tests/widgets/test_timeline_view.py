@@ -19,8 +19,8 @@ from nbparallel.session.monitoring.timeline import (
 )
 from nbparallel.session.results import RankTimes
 from nbparallel.wire.units import seconds_text
-from nbparallel_widgets import timeline_text
-from nbparallel_widgets.strip import COLOURS, HEIGHTS
+from nbparallel_widgets import timeline_view
+from nbparallel_widgets.sheet import COLOURS, HEIGHTS
 from nbparallel_widgets.timeline_view import TimelineView
 
 
@@ -99,9 +99,9 @@ def test_text() -> None:
 def test_efficiency_is_a_product() -> None:
     """The share of computing is how evenly the work was divided times what the busiest rank computed."""
     two = Timeline(1, 2.0, (row(0, (COMPUTING, 0.5, "", -1)), row(1, (COMPUTING, 1.0, "", -1))), ())
-    assert timeline_text.efficiency(two).startswith("38 % of the ranks' time was computing = 75 % (")
-    assert timeline_text.efficiency(two).endswith("× 50 % (what the busiest rank computed)")
-    assert timeline_text.efficiency(replace(two, rows=two.rows[:1])) == ""
+    assert timeline_view.efficiency(two).startswith("38 % of the ranks' time was computing = 75 % (")
+    assert timeline_view.efficiency(two).endswith("× 50 % (what the busiest rank computed)")
+    assert timeline_view.efficiency(replace(two, rows=two.rows[:1])) == ""
 
 
 def test_all_waiting_is_accounted_for() -> None:
@@ -118,7 +118,7 @@ def test_all_waiting_is_accounted_for() -> None:
     assert re.search(r"1.82 s +in 14 other places", text)
     assert re.search(r"5.2 s +in operations that are counted, not drawn", text)
     assert "short operations that were counted, not drawn: rank 0: 1,234" in text
-    rows = timeline_text.waits_grid(WIDE).rows
+    rows = timeline_view.waits_grid(WIDE).rows
     assert [list(one[:5]) for one in rows] == [["82.5 s", "ranks 0-10", "rank 11", "all_reduce", "2"]]
 
 
@@ -192,7 +192,7 @@ def test_nothing_happened() -> None:
 @pytest.mark.parametrize("seconds", [3e-6, 0.0021, 0.99, 1.0, 7.3, 100.0, 86_400.0])
 def test_axes(seconds: float) -> None:
     """Every axis has two to nine ticks within it, with short labels."""
-    places, unit = timeline_text.ticks(seconds, 8)
+    places, unit = timeline_view.ticks(seconds, 8)
     assert 2 <= len(places) <= 9
     assert places[0] == (0.0, "0")
     assert all(0 <= place <= seconds * (1 + 1e-9) for place, _ in places)
@@ -212,15 +212,15 @@ def test_a_part_is_summed() -> None:
     assert (part.begin, part.seconds) == (8.0, 1.0)
     assert [row.total(WAITING) for row in part.rows] == [1.0] * 11 + [0.0]
     assert part.rows[11].total(COMPUTING) == 1.0
-    assert "they waited" not in timeline_text.verdict(part)
-    assert timeline_text.verdict(part).endswith("11 ranks waited 1.00 s, 11 s in all")
+    assert "they waited" not in timeline_view.verdict(part)
+    assert timeline_view.verdict(part).endswith("11 ranks waited 1.00 s, 11 s in all")
     text = repr(TimelineView(part))
     assert "In[8] on ranks 0-11: 8 s to 9 s" in text
     assert re.search(r"\n +8 +8\.2 +8\.4 +8\.6 +8\.8 +9 s", text)
     page = TimelineView(part)._repr_html_()
     assert re.findall(r'left:([\d.]+)%">([\d.]+)', page)[:2] == [("0.00", "8"), ("20.00", "8.2")]
     assert TimelineView(WIDE.part(0.0, 9.0))._repr_html_() == TimelineView(WIDE)._repr_html_()
-    assert len(timeline_text.axis(WIDE.part(8.9999999, 9.0))[0]) < 10
+    assert len(timeline_view.axis(WIDE.part(8.9999999, 9.0))[0]) < 10
     many = replace(SMALL.rows[0], spans=(Span(COMPUTING, 0.0, 1.0),), operations=3000)
     assert repr(TimelineView(replace(SMALL, rows=(many, many))))
 
@@ -228,10 +228,10 @@ def test_a_part_is_summed() -> None:
 def test_every_kind_is_in_the_legend_and_differs_without_colour() -> None:
     """Both forms explain each kind that they show; a kind has its own letter, height and colour."""
     for found, kinds in ((SMALL, set(COLOURS)), (WIDE, {COMPUTING, WAITING, MOVING})):
-        legend = timeline_text.legend(found)
+        legend = timeline_view.legend(found)
         page = TimelineView(found)._repr_html_()
         for kind in COLOURS:
             assert (f" {kind}" in legend) == (kind in kinds) == (f"</svg>{kind}</span>" in page)
-    for looks in (timeline_text.LETTERS, HEIGHTS, COLOURS):
+    for looks in (timeline_view.LETTERS, HEIGHTS, COLOURS):
         assert len({looks[kind] for kind in COLOURS}) == len(COLOURS)
     assert all(abs(HEIGHTS[a] - HEIGHTS[b]) >= 2 for a in HEIGHTS for b in HEIGHTS if a != b)

@@ -1,24 +1,228 @@
-"""What ranks hold as a picture: one SVG element, without scripts, style sheets and ids.
+"""What ranks hold: in words and as a table, and as a picture.
 
-One row a rank, before on the left and after on the right.  A number that exactly one rank had before keeps
-that rank's colour, wherever it is after the cell; a new one is outlined grey.  So one sees how an operation
-moves data, and that a reduction makes new numbers.  Text and lines take the colour of the text around
-them, so dark themes need nothing; text on a rank's colour is black or white (`palette`).
-
-The picture is no wider than a narrow page can show: numbers are wrapped, not shrunk.
+The picture is one SVG element, without scripts, style sheets and ids.  One row a rank, before on the left and
+after on the right.  A number that exactly one rank had before keeps that rank's colour, wherever it is after
+the cell; a new one is outlined grey.  So one sees how an operation moves data, and that a reduction makes new
+numbers.  Text and lines take the colour of the text around them, so dark themes need nothing; text on a
+rank's colour is black or white (`text_on`).  The picture is no wider than a narrow page can show: numbers are
+wrapped, not shrunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
+from nbparallel.errors import rank_list
 from nbparallel.errors.text.escaping import escape_html
+from nbparallel.errors.text.table import Table
 from nbparallel.session.results import DrawnValues
-from nbparallel.wire.inspection import Number, ShownBlock
-from nbparallel_widgets import draw_text
-from nbparallel_widgets.draw_text import NEW, SEVERAL, DrawnRow, NumberOrigins
-from nbparallel_widgets.palette import GREY, colour_of, dashes, text_on
+from nbparallel.transfer.variable_info import MOST_NUMBERS
+from nbparallel.wire.inspection import Number, ShownBlock, ShownValue
+from nbparallel_widgets.sheet import GREY, colour_of, dashes, text_on
+
+SEVERAL, NEW = -1, -2
+"""Origins of a number that are no rank."""
+NOT_DEFINED = "not defined"
+_LONGEST = 9
+"""Digits of a whole number that is written out."""
+
+
+def number_text(number: Number) -> str:
+    """Return a number as short as a picture needs it.
+
+    >>> [number_text(n) for n in (12.5, 1e6, True, 7, 123456789012, 1 / 3, float("nan"), 1 + 2j)]
+    ['12.5', '1e+06', 'True', '7', '1.235e+11', '0.3333', 'nan', '1+2j']
+    """
+    if isinstance(number, bool | str):
+        return str(number)
+    if isinstance(number, complex):
+        return f"{number:.3g}"
+    if isinstance(number, int) and abs(number) < 10**_LONGEST:
+        return str(number)
+    return f"{number:.4g}"
+
+
+class NumberOrigins:
+    """Which rank had a number before the cell; where only the values of now are drawn: which has it.
+
+    Parameters
+    ----------
+    index : int
+        The place of the name among `DrawnValues.names`.
+
+    Attributes
+    ----------
+    complete : bool
+        Whether all numbers are known: of long arrays only the first are.
+    """
+
+    def __init__(self, drawn: DrawnValues, index: int) -> None:
+        self._ranks: dict[tuple[bool, Number], int] = {}
+        self._is_now = is_now(drawn)
+        self.complete = True
+        looks: dict[tuple[int, int, int], ShownValue] = {}
+        for rank, report in sorted(drawn.ranks.items(), key=lambda item: item[1].before_ns):
+            # a cell moves numbers from one name to another; now each name is by itself
+            sources = report.after[index : index + 1] if self._is_now else report.before
+            for value in report.after[:1] if made_here(drawn) else sources:
+                if value is None:
+                    continue
+                if value.segment:  # to later looks at this memory, other ranks may have written already
+                    value = looks.setdefault((value.segment, value.start, value.stop), value)
+                self.complete = self.complete and value.complete
+                for number in value.numbers:
+                    key = _key(number)
+                    self._ranks[key] = rank if self._ranks.get(key, rank) == rank else SEVERAL
+
+    def of(self, number: Number, *, before: bool = False) -> int:
+        """Return the only rank that had a number, `SEVERAL` or `NEW`; in doubt `SEVERAL`."""
+        if isinstance(number, float) and math.isnan(number):
+            return SEVERAL if before or self._is_now else NEW  # it equals nothing
+        known = before or self._is_now or not self.complete
+        return self._ranks.get(_key(number), SEVERAL if known else NEW)
+
+
+def _key(number: Number) -> tuple[bool, Number]:
+    return isinstance(number, bool), number
+
+
+def is_now(drawn: DrawnValues) -> bool:
+    """Whether values of now are drawn, not those of a cell before and after it."""
+    return not any(report.before for report in drawn.ranks.values())
+
+
+def made_here(drawn: DrawnValues) -> bool:
+    """Whether the cell made all of several names: then numbers come from the first one, as it left it."""
+    values = [value for report in drawn.ranks.values() for value in report.before]
+    return len(drawn.names) > 1 and not is_now(drawn) and not any(values)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRow:
+    """One row of a picture: what a name holds on a rank, or on all of them if that is the same memory."""
+
+    rank: int
+    """-1: all ranks."""
+    before: tuple[ShownBlock, ...] | None
+    """None: the name was not defined."""
+    after: tuple[ShownBlock, ...] | None
+    """Likewise."""
+    left_out: tuple[int, int] = (0, 0)
+    """Elements of a list that are not among these, before and after."""
+    died: str = ""
+    """How the rank ended, which could not report."""
+
+
+def drawn_rows(drawn: DrawnValues, index: int) -> list[DrawnRow]:
+    """Return the rows of a name, by its place among `DrawnValues.names`."""
+    before = {rank: report.before[index] for rank, report in drawn.ranks.items() if report.before}
+    after = {rank: report.after[index] for rank, report in drawn.ranks.items()}
+    died = [DrawnRow(rank, None, None, died=how) for rank, how in drawn.died.items()]
+    # ranks looked at different times: the first one saw what was there before, the last one the end
+    by_time = sorted(drawn.ranks, key=lambda rank: drawn.ranks[rank].before_ns)
+    first = _one_array(before, by_time[:1])
+    last = _one_array(after, sorted(drawn.ranks, key=lambda rank: drawn.ranks[rank].after_ns)[-1:])
+    if last and (first or not any(before.values())):
+        return [DrawnRow(-1, first or None, last), *died]
+    found = [DrawnRow(rank, *_pair(before.get(rank), after[rank])) for rank in after]
+    return sorted([*found, *died], key=attrgetter("rank"))
+
+
+def _pair(before: ShownValue | None, after: ShownValue | None) -> tuple[
+    tuple[ShownBlock, ...] | None, tuple[ShownBlock, ...] | None, tuple[int, int]
+]:  # fmt: skip
+    return (
+        None if before is None else before.blocks,
+        None if after is None else after.blocks,
+        (before.left_out if before else 0, after.left_out if after else 0),
+    )
+
+
+def _one_array(values: Mapping[int, ShownValue | None], chosen: Sequence[int]) -> tuple[ShownBlock, ...]:
+    """Return the parts of the array that is the same memory on all ranks, as one saw it; else nothing."""
+    places = {(value.segment, value.start, value.stop) if value else (0, 0, 0) for value in values.values()}
+    if len(values) < 2 or len(places) != 1:
+        return ()
+    value = values[chosen[0]]
+    return value.parts if value is not None else ()
+
+
+def title_of(drawn: DrawnValues) -> str:
+    """Return what is drawn: ``x, y on ranks 0-3 before and after In[3]``."""
+    where = rank_list(sorted({*drawn.ranks, *drawn.died})) if drawn.ranks or drawn.died else "no rank"
+    cell = f"In[{drawn.number}]" if drawn.number else "the cell"
+    when = "now" if is_now(drawn) else f"before and after {cell}"
+    return f"{', '.join(drawn.names)} on {where} {when}"
+
+
+def table_of(drawn: DrawnValues) -> Table:
+    """Return everything as a table."""
+    now, found = is_now(drawn), []
+    for index, name in enumerate(drawn.names):
+        origins = NumberOrigins(drawn, index)
+        for row in drawn_rows(drawn, index):
+            who = "all (shared)" if row.rank < 0 else f"rank {row.rank}"
+            if row.died:
+                found.append((name, who, "", row.died, ""))
+                continue
+            before = "" if now else value_text(row.before, row.left_out[0])
+            after = value_text(row.after, row.left_out[1])
+            found.append((name, who, before, after, sources(row, origins, now)))
+    head = ("name", "where", "before", "now" if now else "after", "only on" if now else "numbers from")
+    return Table(title_of(drawn), head, found, foot(drawn), widest=1000).without_empty_columns()
+
+
+def foot(drawn: DrawnValues) -> str:
+    """Return what has to be said about where numbers come from."""
+    complete = all(NumberOrigins(drawn, index).complete for index in range(len(drawn.names)))
+    cut = f"of a long array the first {MOST_NUMBERS:,} numbers were compared"
+    first = f"made in this cell: a number is in the colour of the rank that has it in {drawn.names[0]}"
+    return "\n".join([cut] * (not complete) + [first] * made_here(drawn))
+
+
+def sources(row: DrawnRow, origins: NumberOrigins, now: bool) -> str:
+    """Return where the numbers of a row come from: ``ranks 0-3``, ``new`` …; where none are, nothing."""
+    if not now and row.before == row.after:
+        return "unchanged" if row.after else ""
+    found = {origins.of(number, before=now) for block in row.after or () for r in block.rows for number in r}
+    ranks = sorted(found - {SEVERAL, NEW})
+    words = [rank_list(ranks)] if ranks else []
+    words += ["several ranks"] * (SEVERAL in found) + ["new"] * (NEW in found)
+    return ", ".join(words)
+
+
+def value_text(blocks: Sequence[ShownBlock] | None, left_out: int = 0) -> str:
+    """Return a value in letters; rows of an array are lines."""
+    if blocks is None:
+        return NOT_DEFINED
+    texts = [_block_text(block) for block in blocks]
+    texts += [f"… {left_out:,} more"] if left_out else []
+    return ("\n" if any("\n" in text for text in texts) else " | ").join(texts)
+
+
+def _block_text(block: ShownBlock) -> str:
+    if text := word_of(block):
+        return text
+    lines = [" ".join(map(number_text, row)) for row in block.rows]
+    if more := left_out_of(block, block.rows):
+        lines[-1] += f" … {more:,} more"
+    return ("" if block.rank < 0 else f"rank {block.rank}: ") + "\n".join(lines)
+
+
+def word_of(block: ShownBlock) -> str:
+    """Return what stands for a block without numbers; empty if it has some."""
+    return block.word or (f"empty ({block.form})" if not block.count else "")
+
+
+def left_out_of(block: ShownBlock, shown: Sequence[Sequence[Number]]) -> int:
+    """Return how many numbers of a block are not shown."""
+    return block.count - sum(map(len, shown))
+
+
+# The picture.
 
 SIZE, SMALL = 13, 12
 """Of letters, in pixels."""
@@ -55,8 +259,8 @@ class Drawing:
 
 def svg(drawn: DrawnValues) -> str:
     """Return the picture."""
-    now = draw_text.is_now(drawn)
-    groups = [(name, draw_text.rows(drawn, index)) for index, name in enumerate(drawn.names)]
+    now = is_now(drawn)
+    groups = [(name, drawn_rows(drawn, index)) for index, name in enumerate(drawn.names)]
     origins = [NumberOrigins(drawn, index) for index in range(len(groups))]
     drawings = [
         [_row(row, _cell_width(rows), origin, now) for row in rows]
@@ -85,7 +289,7 @@ def svg(drawn: DrawnValues) -> str:
     legend = _flow(list(_legend(drawn, [rows for _, rows in groups], origins, now)), width, gap=16, space=0)
     parts += legend.markup(0, y)
     height = y + legend.height + 2
-    about, title = escape_html(" ".join(draw_text.sentences(drawn))), escape_html(draw_text.title(drawn))
+    about, title = escape_html(_said(table_of(drawn))), escape_html(title_of(drawn))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{title}" '
         f'viewBox="-1 -1 {width + 2:.0f} {height + 2:.0f}" width="{width + 2:.0f}" '
@@ -96,10 +300,18 @@ def svg(drawn: DrawnValues) -> str:
     return "".join([head, *parts, "</svg>"])
 
 
+def _said(table: Table) -> str:
+    """Return a table as a screen reader reads it, a sentence a row."""
+    rows = (
+        ", ".join(f"{name} {cell}" for name, cell in zip(table.head, row, strict=True)) for row in table.rows
+    )
+    return "".join(f"{row}. " for row in rows).replace("\n", "; ").strip()
+
+
 def _cell_width(rows: Sequence[DrawnRow]) -> float:
     """Return how wide the numbers of a name are drawn: all alike."""
     blocks = [block for row in rows for block in (*(row.before or ()), *(row.after or ()))]
-    texts = {draw_text.number_text(number) for block in blocks for line in block.rows for number in line}
+    texts = {number_text(number) for block in blocks for line in block.rows for number in line}
     return max((text_width(text) for text in texts), default=0) + 10 if texts else CELL
 
 
@@ -115,7 +327,7 @@ def _value(
     blocks: Sequence[ShownBlock] | None, left_out: int, cell: float, origin: Callable[[Number], int]
 ) -> Drawing:
     if blocks is None:
-        return _words(draw_text.NOT_DEFINED, italic=True)
+        return _words(NOT_DEFINED, italic=True)
     pieces = [_block(block, cell, origin) for block in blocks]
     if left_out:
         pieces.append(_words(f"… {left_out:,} more", SMALL))
@@ -124,7 +336,7 @@ def _value(
 
 
 def _block(block: ShownBlock, cell: float, origin: Callable[[Number], int]) -> Drawing:
-    if word := draw_text.word_of(block):
+    if word := word_of(block):
         piece = _words(word, italic=True)
         return piece if block.rank < 0 else _marked(piece, block.rank, 0)
     most = max(1, int(SIDE // cell))
@@ -136,7 +348,7 @@ def _block(block: ShownBlock, cell: float, origin: Callable[[Number], int]) -> D
     else:
         lines = [row[:most] for row in block.rows]
         grids = [_grid(lines, cell, origin)]
-    more = draw_text.left_out_of(block, lines)
+    more = left_out_of(block, lines)
     pieces = [Drawing(grid.width, grid.height, grid.markup, own_line=True) for grid in grids]
     if more and block.rank < 0:
         pieces.append(_words(f"… {more:,} more", SMALL))
@@ -154,7 +366,7 @@ def _grid(rows: Sequence[Sequence[Number]], cell: float, origin: Callable[[Numbe
 
 
 def _number(number: Number, origin: int, x: float, y: float, width: float) -> Iterator[str]:
-    text = escape_html(draw_text.number_text(number))
+    text = escape_html(number_text(number))
     place = f'x="{x + 1:.1f}" y="{y + 1:.1f}" width="{width - 2:.1f}" height="{CELL - 2}" rx="2"'
     colour = ""
     if origin >= 0:
@@ -285,7 +497,7 @@ def _legend(
         yield _sample(NEW, "new")
     if any(row.rank < 0 for rows in groups for row in rows):
         yield _words("shared: one array; parts as dist.shard divides it", SMALL)
-    for text in draw_text.foot(drawn).splitlines():
+    for text in foot(drawn).splitlines():
         yield _words(text, SMALL)
 
 
@@ -308,9 +520,9 @@ class DrawnView:
     """From ``Session.run(…, draw="x")`` (``.drawn`` of the result), or from `Session.draw`."""
 
     def __repr__(self) -> str:
-        return draw_text.table(self.drawn).text()
+        return table_of(self.drawn).text()
 
     def _repr_html_(self) -> str:
         # The table repeats it where a page is cleaned of pictures (GitHub, an untrusted notebook).
-        table = draw_text.table(self.drawn).html()
+        table = table_of(self.drawn).html()
         return f"<div>{svg(self.drawn)}</div><details><summary>as a table</summary>{table}</details>"

@@ -27,8 +27,8 @@ from typing import Any, Protocol
 from nbparallel.session.monitoring.activity import SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
 from nbparallel_widgets.panel_course import Course
-from nbparallel_widgets.panel_sheet import folds_bundle
 from nbparallel_widgets.panel_view import PanelView
+from nbparallel_widgets.sheet import folds_bundle
 
 INTERVAL = 0.2
 """Seconds between two looks at least."""

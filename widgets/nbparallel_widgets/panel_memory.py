@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from nbparallel.errors import rank_list
 from nbparallel.errors.text.escaping import escape_html
 from nbparallel.wire.units import size_text
-from nbparallel_widgets.grid import Grid
-from nbparallel_widgets.palette import BLUE
+from nbparallel_widgets.sheet import BLUE, Grid
 
 if TYPE_CHECKING:  # the magics need `used_by` when they are loaded
     from nbparallel.session.monitoring.activity import SessionActivity

@@ -6,7 +6,6 @@ A verdict, from sums since the cell began; a row for each rank, with its course 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,11 +16,8 @@ from nbparallel.session.monitoring.activity import RankActivity, SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment
 from nbparallel.session.monitoring.timeline import WAITING
 from nbparallel.wire.units import size_text
-from nbparallel_widgets.grid import Grid
-from nbparallel_widgets.panel_course import Course
-from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
-from nbparallel_widgets.panel_sheet import STYLE, details_html, folded_html, host_bodies
-from nbparallel_widgets.panel_verdict import (
+from nbparallel_widgets.panel_course import (
+    Course,
     marked_ranks,
     progress,
     ranks_text,
@@ -30,8 +26,24 @@ from nbparallel_widgets.panel_verdict import (
     verdict,
     when,
 )
-from nbparallel_widgets.strip import HEIGHT, KINDS, WIDTH, areas, share_bar, strip, swatch
-from nbparallel_widgets.timeline_text import LETTERS, by_host, fixed_text, next_round
+from nbparallel_widgets.panel_memory import memory_html, memory_text, segment_grids
+from nbparallel_widgets.sheet import (
+    HEIGHT,
+    KINDS,
+    LETTERS,
+    STYLE,
+    WIDTH,
+    Grid,
+    areas,
+    details_html,
+    folded_html,
+    host_bodies,
+    letters,
+    share_bar,
+    strip,
+    swatch,
+)
+from nbparallel_widgets.timeline_view import fixed_text, next_round
 
 _CODE = re.compile(r"`(.+?)`")
 
@@ -197,7 +209,7 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
     rows = [
         (
             f"{'▶' if rank.rank in marked else ' '} {rank.rank}",
-            f"|{_letters(rank, course, end):<{LETTERS_WIDE}}|",
+            f"|{_letters(rank, course, end)}|",
             *(_percent(_shares(rank).get(kind)) for kind in KINDS),
             _own_memory(rank),
             "; ".join(
@@ -216,7 +228,7 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
         for row in [head, *rows]
     ]
     first = 0
-    for host, ranks in by_host(shown).items():
+    for host, ranks in grouped((rank.host, rank) for rank in shown).items():
         if host:
             rows.insert(first, (f"host {host}", *[""] * (len(head) - 1)))
         first += len(ranks) + 1
@@ -227,16 +239,11 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
 
 
 def _letters(rank: RankActivity, course: Course, end: float) -> str:
-    """Return a letter for each part of the axis: what the rank did most in it."""
-    letters = ""
-    stretches = course.stretches(rank.rank)
-    begins = [stretch.begin for stretch in stretches]
-    for i in range(LETTERS_WIDE if end else 0):
-        middle = (i + 0.5) * end / LETTERS_WIDE
-        here = bisect_right(begins, middle) - 1
-        did = stretches[here][2:5] if here >= 0 and middle < stretches[here].end else ()
-        letters += LETTERS[KINDS[did.index(max(did))]] if any(did) else " "
-    return letters.rstrip()
+    pieces = (
+        (s.begin, s.end, dict(zip(KINDS, (s.computing, s.waiting, s.moving), strict=True)))
+        for s in course.stretches(rank.rank)
+    )
+    return letters(pieces, end, LETTERS_WIDE)
 
 
 # As HTML.
@@ -253,7 +260,7 @@ def table_html(activity: SessionActivity, course: Course, title: str, stale: str
     if activity.items > 0:
         width = 100 * sum(rank.items for rank in activity.ranks) / activity.items
         done = f'<div class="nbp-done"><div style="width:{width:.1f}%"></div></div>'
-    groups = by_host(shown).items()
+    groups = grouped((rank.host, rank) for rank in shown).items()
     rows = host_bodies(
         {
             host: [_row(rank, activity, course, end, (rank.rank in marked, bad)) for rank in ranks]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nbparallel.session import PendingCell, Session
     from nbparallel.session.diagnostics.speedup import Scaling
     from nbparallel_magics.output.cell_output import CellOutput
-    from nbparallel_widgets.views.profile_view import ProfileView
+    from nbparallel_widgets.measured_view import ProfileView
 
 
 class CellView:
@@ -75,14 +75,14 @@ def picture(drawn: Any) -> Any:
 
 def chart(scaling: Scaling) -> str:
     """Return the picture of what `nbparallel.scaling` returned, which a notebook shows."""
-    from nbparallel_widgets.views.scaling_view import scaling_html
+    from nbparallel_widgets.measured_view import scaling_html
 
     return scaling_html(scaling)
 
 
 def profile_picture(profile: Profile) -> ProfileView:
     """Return the picture of where the time has gone."""
-    from nbparallel_widgets.views.profile_view import ProfileView
+    from nbparallel_widgets.measured_view import ProfileView
 
     return ProfileView(profile)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbparallel_widgets.palette import contrast
+from nbparallel_widgets.sheet import contrast
 from tests.widgets.lab.conftest import WIDTHS
 from tests.widgets.lab.notebook_page import THEMES, LabCell, NotebookPage
 

@@ -1,4 +1,4 @@
-"""What of a panel never changes: its style sheet, and the folds below it.
+"""What pictures of ranks have in common: colours, the style sheet, strips, tables and folds.
 
 A front end that shows a new figure replaces the whole output that it stands in, and with it whatever was
 opened or had the keyboard's focus.  So what a user touches is an output of its own, which is never replaced:
@@ -10,11 +10,226 @@ The columns depend on the width of the panel, not of the window: three layouts, 
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from nbparallel.errors.text.escaping import escape_html
-from nbparallel_widgets.palette import BLUE, VERMILLION
+from nbparallel.errors.text.table import BLUE, Table
+from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, UNKNOWN, WAITING
+
+# Colours: hues of Okabe and Ito's, which are distinct in any kind of colour blindness.
+#
+# https://jfly.uni-koeln.de/color/ has them.  What stands side by side differs in lightness, too: computing,
+# waiting and moving, and the first ranks, are distinct in grey.  Text on each, black or white, has a contrast
+# of at least 4.5:1 (`contrast`, as WCAG 2 defines it).
+
+VERMILLION, MINT, GREY = "#E36C12", "#56CDA5", "#808080"
+RANKS = (BLUE, "#E69F00", "#009E73", "#F0E442", VERMILLION, "#56B4E9", "#CC79A7")
+"""Colours of ranks; with more ranks they begin again (`dashes`)."""
+_DASHES = ("", "3 2", "1 2")
+
+
+def colour_of(rank: int) -> str:
+    """Return the colour of a rank."""
+    return RANKS[rank % len(RANKS)]
+
+
+def dashes(rank: int) -> str:
+    """Return the dashes of a rank's outlines, which distinguish ranks of one colour; empty: none."""
+    return _DASHES[min(rank // len(RANKS), len(_DASHES) - 1)]
+
+
+def text_on(colour: str) -> str:
+    """Return the colour in which text on `colour` is read best.
+
+    >>> text_on("#0068A8"), text_on("#E69F00")
+    ('#fff', '#000')
+    """
+    return max("#000", "#fff", key=lambda text: contrast(colour, text))
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast of two colours, from 1 to 21.
+
+    >>> round(contrast("#fff", "#000000"))
+    21
+    """
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """Return how much light a colour has, from 0 (black) to 1."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+# Strips: what one rank did from a cell's beginning to its end, in true order, as wide as the page.
+#
+# The height of a strip is what the rank does: computing is high, moving data lower, waiting a line at the
+# bottom.  Where several follow each other within a few pixels, heights are in proportion: so a strip is true
+# at every resolution, and distinguishes kinds without colours.
+
+COLOURS = {COMPUTING: BLUE, WAITING: VERMILLION, MOVING: MINT, UNKNOWN: GREY}
+LETTERS = {COMPUTING: "█", WAITING: "·", MOVING: "▒", UNKNOWN: "?"}
+HEIGHTS = {COMPUTING: 14, WAITING: 4, MOVING: 9, UNKNOWN: 2}
+KINDS = (COMPUTING, WAITING, MOVING)
+HEIGHT, WIDTH = 14, 1000
+"""Of the picture, which is stretched to the page."""
+_TOGETHER = 15
+"""Stretches whose pieces are worked out together."""
+_FROM_BELOW = (WAITING, MOVING, COMPUTING)
+
+
+def strip(about: str, pieces: str) -> str:
+    """Return a picture with what is said of it."""
+    return (
+        f'<svg role="img" aria-label="{about}" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" '
+        f'width="100%" height="{HEIGHT}">'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="currentColor" fill-opacity="0.08"/>{pieces}</svg>'
+    )
+
+
+def areas(stretches: Sequence[tuple[float, ...]], end: float) -> Iterator[str]:
+    """Yield an area for each kind, one above the other; equal neighbours are one piece of the path.
+
+    Parameters
+    ----------
+    stretches : sequence
+        Of each begin and end, and the seconds computing, waiting and moving in between.
+    end : float
+        Seconds at which the strip ends.
+    """
+    scale = WIDTH / end if end else 0.0
+    parts = [_paths(tuple(stretches[i : i + _TOGETHER]), scale) for i in range(0, len(stretches), _TOGETHER)]
+    for kind, paths in zip(_FROM_BELOW, zip(*parts, strict=True), strict=False):
+        if path := "".join(paths):
+            yield f'<path d="{path}" fill="{COLOURS[kind]}"/>'
+
+
+@functools.lru_cache(1024)
+def _paths(stretches: tuple[tuple[float, ...], ...], scale: float) -> list[str]:
+    """Return the pieces of each kind: those of a strip that grows are worked out once."""
+    floors = [float(HEIGHT)] * len(stretches)
+    paths = []
+    for kind in _FROM_BELOW:
+        column, tallest = 2 + KINDS.index(kind), HEIGHTS[kind]
+        pieces: list[list[float]] = []  # where each begins and ends, its floor and its height
+        for i, stretch in enumerate(stretches):
+            begin, until = stretch[0], stretch[1]
+            if until <= begin:
+                continue
+            top = floors[i] - min(stretch[column] / (until - begin), 1.0) * tallest
+            floor, floors[i] = round(floors[i]), top
+            if (tall := floor - round(top)) > 0:
+                if pieces and pieces[-1][1:] == [begin, floor, tall]:
+                    pieces[-1][1] = until
+                else:
+                    pieces.append([begin, until, floor, tall])
+        paths.append(
+            "".join(
+                f"M{begin * scale:.1f} {floor}v-{tall}h{(until - begin) * scale:.1f}V{floor}z"
+                for begin, until, floor, tall in pieces
+            )
+        )
+    return paths
+
+
+def letters(pieces: Iterable[tuple[float, float, Mapping[str, float]]], whole: float, width: int) -> str:
+    """Return a strip as so many letters: what took most of each part; blank where there was nothing.
+
+    Parameters
+    ----------
+    pieces : iterable
+        Of each begin and end, and the share of each kind in between.
+    whole : float
+        Seconds at which the strip ends.
+    """
+    shares: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(width)]
+    part = whole / width or 1.0
+    for begin, end, kinds in pieces:
+        for i in range(int(begin / part), min(int(end / part), width - 1) + 1):
+            length = max(0.0, min(end, (i + 1) * part) - max(begin, i * part))
+            for kind, share in kinds.items():
+                shares[i][kind] += length * share
+    return "".join(
+        LETTERS[max(share, key=share.__getitem__)] if any(share.values()) else " " for share in shares
+    )
+
+
+def swatch(kind: str) -> str:
+    """Return a small piece of a strip, to stand before its name."""
+    h = HEIGHTS[kind]
+    return (
+        f'<svg aria-hidden="true" width="10" height="{HEIGHT}" class="nbp-swatch">'
+        f'<rect y="{HEIGHT - h}" width="10" height="{h}" fill="{COLOURS[kind]}"/></svg>'
+    )
+
+
+def share_bar(shares: dict[str, float]) -> str:
+    """Return a bar of what share of a whole each kind has."""
+    x, pieces = 0.0, ""
+    for kind, share in shares.items():
+        pieces += f'<rect x="{x:.1f}" width="{100 * share:.1f}" height="8" fill="{COLOURS[kind]}"/>'
+        x += 100 * share
+    return (
+        '<svg aria-hidden="true" viewBox="0 0 100 8" preserveAspectRatio="none" width="100%" height="8">'
+        f"{pieces}</svg>"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table whose cells may be shaded: a caption, a head and rows; the first cell of a row names it."""
+
+    caption: str
+    """One line."""
+    head: tuple[str, ...]
+    """Names of the columns."""
+    rows: Sequence[tuple[str, ...]]
+    """As many cells as the head has."""
+    shades: Sequence[Sequence[float]] = ()
+    """How dark each cell is, 0 to 1, without the first of each row; empty: none is."""
+
+    def text(self) -> str:
+        """Return the table in columns of text."""
+        return Table(self.caption, self.head, self.rows).text()
+
+    def html(self) -> str:
+        """Return the table; a wide one scrolls inside its place.  Without rows: the caption."""
+        caption = escape_html(self.caption)
+        if not self.rows:
+            return f"<p>{caption}</p>"
+        numbers = Table("", self.head, self.rows).numbers()
+        side = [' class="nbp-n"' * (i in numbers) for i in range(len(self.head))]
+        head = "".join(
+            f'<th scope="col"{where}>{escape_html(name)}</th>'
+            for where, name in zip(side, self.head, strict=True)
+        )
+        rows = "".join(
+            f'<tr><th scope="row"{side[0]}>{escape_html(row[0])}</th>'
+            + "".join(
+                f"<td{side[x]}{self._shade(y, x)}>{escape_html(row[x])}</td>" for x in range(1, len(row))
+            )
+            + "</tr>"
+            for y, row in enumerate(self.rows)
+        )
+        return (
+            f'<div class="nbp-scroll" role="group" aria-label="{caption}" tabindex="0">'
+            f'<table class="nbp-grid"><caption>{caption}</caption>'
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        )
+
+    def _shade(self, y: int, x: int) -> str:
+        dark = self.shades[y][x - 1] if self.shades else 0.0
+        # on light and on dark: text keeps its contrast up to a third of the colour
+        return f' style="background:{VERMILLION}{round(84 * dark):02x}"' if dark > 0.02 else ""
+
 
 FOLDS = {
     "segments": "segments and memory of each rank",
