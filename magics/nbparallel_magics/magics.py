@@ -28,9 +28,15 @@ from nbparallel_magics.post_mortem import debug_rank
 from nbparallel_magics.run_cell import CellRequest, lines_above
 from nbparallel_magics.state import ExtensionState
 from nbparallel_magics.views import panel, sharing, timeline
-from nbparallel_magics.views.own_processes import household_report, own_segments_table, processes_table
-from nbparallel_magics.views.status import hosts_table, segments_table, status_table
-from nbparallel_magics.views.who import who_table
+from nbparallel_magics.views.status import (
+    hosts_table,
+    household_report,
+    own_segments_table,
+    processes_table,
+    segments_table,
+    status_table,
+    who_table,
+)
 
 if TYPE_CHECKING:
     from nbparallel.distributed.races.report import RaceReport

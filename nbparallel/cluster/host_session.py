@@ -18,9 +18,14 @@ from nbparallel.cluster.host_messages import HostNotes, on_other_clock
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.cluster.host_pool import NEW_LINE, HostPool
 from nbparallel.errors import NO_RANKS
-from nbparallel.session.monitoring.activity import RankActivity, SessionActivity, culprits_of, phase_fields
+from nbparallel.session.monitoring.activity import (
+    RankActivity,
+    SessionActivity,
+    SessionStatistics,
+    culprits_of,
+    phase_fields,
+)
 from nbparallel.session.monitoring.segments import NOTEBOOK, SessionNames, SharedSegment, compare_names
-from nbparallel.session.monitoring.statistics import SessionStatistics
 from nbparallel.session.monitoring.timeline import Timeline, build_timeline
 from nbparallel.session.results import CellClock, CellRecord
 from nbparallel.session.session import SessionViews

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from nbparallel.session.diagnostics.speedup import scaling
     from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
     from nbparallel.session.functions import imap, map, spawn
-    from nbparallel.session.monitoring.activity import RankStatistics
+    from nbparallel.session.monitoring.activity import RankStatistics, SessionStatistics
     from nbparallel.session.monitoring.segments import SessionNames, SharedSegment
-    from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.output import OutputSink
     from nbparallel.session.results import CellResult, RankResult, RankValues, RemoteValue
     from nbparallel.session.session import Session
@@ -35,7 +34,7 @@ _HOMES = {
     "Script": "command_line",
     "Session": "session",
     "SessionNames": "monitoring.segments",
-    "SessionStatistics": "monitoring.statistics",
+    "SessionStatistics": "monitoring.activity",
     "SharedSegment": "monitoring.segments",
     "examine": "diagnostics.doctor",
     "imap": "functions",

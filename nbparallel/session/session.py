@@ -43,9 +43,8 @@ from nbparallel.wire.system import do_all
 
 if TYPE_CHECKING:
     from nbparallel.channel.channel import SegmentClient
-    from nbparallel.session.monitoring.activity import ActivityReader, SessionActivity
+    from nbparallel.session.monitoring.activity import ActivityReader, SessionActivity, SessionStatistics
     from nbparallel.session.monitoring.segments import SessionNames
-    from nbparallel.session.monitoring.statistics import SessionStatistics
     from nbparallel.session.monitoring.timeline import Timeline
     from nbparallel.wire.inspection import Completion
 
@@ -60,7 +59,6 @@ def load_views() -> None:
     from nbparallel.session.monitoring import (  # noqa: F401
         activity,
         segments,
-        statistics,
         timeline,
     )
 
@@ -79,11 +77,11 @@ class SessionViews:
 
     def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
         """Return a frozen picture of the session."""
-        from nbparallel.session.monitoring import statistics
+        from nbparallel.session.monitoring.activity import take_statistics
 
         names = self._names.namespace if namespace is None else namespace
         how, pool, copies = self._ranks.start_method, self._ranks.running, self._names.copies
-        return statistics.take_statistics(how, pool, names, self.activity(), copies)
+        return take_statistics(how, pool, names, self.activity(), copies)
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         """Return the names of the notebook and of the ranks."""

@@ -279,7 +279,7 @@ def segments_text(count: int) -> str:
     >>> segments_text(1), segments_text(0)
     ('1 segment', '0 segments')
     """
-    return f"{count} segment{'s' * (count != 1)}"
+    return f"{count:,} segment{'s' * (count != 1)}"
 
 
 def kept_text(nbytes: int, count: int = 0) -> str:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from nbparallel.errors import rank_list
 from nbparallel.errors.text.escaping import escape_html
+from nbparallel.session.monitoring.activity import SessionActivity
+from nbparallel.session.monitoring.segments import SharedSegment, names_text
+from nbparallel.sharing.arrays import segments_text
 from nbparallel.wire.units import size_text
 from nbparallel_widgets.sheet import BLUE, Grid
 
-if TYPE_CHECKING:  # the magics need `used_by` when they are loaded
-    from nbparallel.session.monitoring.activity import SessionActivity
-    from nbparallel.session.monitoring.segments import SharedSegment
-
 SHOWN = 50
 """Segments in the table, the largest first."""
-NO_NAME = "no name"
-_NAMES = 4
-"""Names that are shown of one segment."""
 _BOXES = 6
 """Arrays that have a box of their own in the bar."""
 
@@ -92,14 +86,14 @@ def _words(activity: SessionActivity) -> list[str]:
         ]
     else:
         named[-1] += f" of {size_text(activity.memory_nbytes or 0)}"
-    return [*named, activity.strategy, _count(activity.segments)]
+    return [*named, activity.strategy, segments_text(activity.segments)]
 
 
 def _arrays(
     activity: SessionActivity, segments: Sequence[SharedSegment] | None
 ) -> list[tuple[str, int, bool]]:
     """Return name and bytes of the largest arrays and of the others, and of one that is on its way."""
-    found = [(_names(segment.names), segment.nbytes, False) for segment in segments or ()]
+    found = [(names_text(segment.names), segment.nbytes, False) for segment in segments or ()]
     rest = found[_BOXES:]
     if rest:
         found[_BOXES:] = [(f"{len(rest):,} others", sum(nbytes for _, nbytes, _ in rest), False)]
@@ -114,14 +108,14 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
     if segments is not None:
         grids.append(
             Grid(
-                f"Shared memory: {_count(len(segments))}" + _hidden(segments),
+                f"Shared memory: {segments_text(len(segments))}" + _hidden(segments),
                 ("names", "size", "strategy", "used by", "made by"),
                 [
                     (
-                        _names(segment.names),
+                        names_text(segment.names),
                         size_text(segment.nbytes),
                         segment.strategy or "?",
-                        used_by(segment) or "no process any more",
+                        segment.users or "no process any more",
                         segment.maker,
                     )
                     for segment in segments[:SHOWN]
@@ -145,23 +139,8 @@ def segment_grids(activity: SessionActivity, segments: Sequence[SharedSegment] |
     return grids
 
 
-def used_by(segment: SharedSegment) -> str:
-    """Return which processes use a segment: ``notebook, ranks 0-3``."""
-    users = ["notebook"] if segment.notebook else []
-    return ", ".join([*users, *([rank_list(segment.ranks)] if segment.ranks else [])])
-
-
-def _count(segments: int) -> str:
-    return f"{segments:,} segment{'s' * (segments != 1)}"
-
-
 def _hidden(segments: Sequence[SharedSegment]) -> str:
     if len(segments) <= SHOWN:
         return ""
     rest = sum(segment.nbytes for segment in segments[SHOWN:])
     return f", the largest {SHOWN} here, the others {size_text(rest)}"
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return ", ".join(names[:_NAMES]) + more or NO_NAME

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.errors import grouped
+from nbparallel.errors import grouped, rank_list
 from nbparallel.session.names.delivery import PREDEFINED_NAMES
 from nbparallel.session.names.free_names import is_ipythons
 from nbparallel.session.processes.rank_handle import RankHandle
@@ -175,6 +175,9 @@ def _owner_of(part: VariableInfo, here: Mapping[str, VariableInfo]) -> str:
 
 NOTEBOOK = "notebook"
 ENDED = "ended rank"
+NO_NAME = "no name"
+_NAMES = 4
+"""Names that are shown of one segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +206,11 @@ class SharedSegment:
     """The notebook's names of arrays in it, views included, sorted."""
     host: str = ""
     """The host whose memory it is; empty: this machine's."""
+
+    @property
+    def users(self) -> str:
+        """Which processes use it: ``notebook, ranks 0-3``."""
+        return ", ".join([NOTEBOOK] * self.notebook + [rank_list(self.ranks)] * bool(self.ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,3 +338,9 @@ def names_by_segment(namespace: Mapping[str, Any], store: Store) -> dict[int, tu
         for segment in place.segments or (place.segment,) * bool(place.segment)
     )
     return {segment: tuple(sorted(names)) for segment, names in found.items()}
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Return the names of a segment as tables show them."""
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return ", ".join(names[:_NAMES]) + more or NO_NAME

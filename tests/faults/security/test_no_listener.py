@@ -13,7 +13,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.session import Session
-from nbparallel.session.monitoring.statistics import SessionStatistics
+from nbparallel.session.monitoring.activity import SessionStatistics
 from tests.faults.security.test_other_users import as_another_user
 from tests.harness.ranks import rank_pool
 

@@ -6,7 +6,7 @@ import pytest
 
 from nbparallel.multiprocessing.household import HouseholdReport
 from nbparallel.wire.inspection import IntroducedRow, LedgerRow
-from nbparallel_magics.views.own_processes import own_segments_table, processes_table
+from nbparallel_magics.views.status import own_segments_table, processes_table
 from tests.harness.kernel import Kernel
 
 FIRST, SECOND = 1 << 22, (1 << 22) + 1
