@@ -9,6 +9,7 @@ import keyword
 import math
 import re
 import shlex
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
@@ -35,25 +36,25 @@ class RankSpec:
 
     @classmethod
     def parse(cls, text: str) -> RankSpec:
-        """Check the form of `text`; ValueError names what is wrong with it."""
+        """Check the form of `text`; ArgumentTypeError names what is wrong with it."""
         for part in _parts(text):
             if _PART.fullmatch(part):
                 continue
             match = _SLICE.fullmatch(part)
             if match and match[3] is not None and int(match[3]) == 0:
-                raise ValueError(f"{part!r} in the ranks {text!r}: the step of a slice must not be 0")
+                raise ArgumentTypeError(f"{part!r} in the ranks {text!r}: the step of a slice must not be 0")
             if not match and not _ONE.fullmatch(part) and not _SPAN.fullmatch(part):
-                raise ValueError(f"{part!r} in the ranks {text!r} names no rank: {_FORMS}")
+                raise ArgumentTypeError(f"{part!r} in the ranks {text!r} names no rank: {_FORMS}")
         return cls(text)
 
     def resolve(self, world_size: int, parts: Mapping[str, range] = _ONE_PART) -> tuple[int, ...]:
-        """Return the ranks, in ascending order, each once; ValueError if one does not exist."""
+        """Return the ranks, in ascending order, each once; UsageError if one does not exist."""
         chosen: set[int] = set()
         for part in _parts(self.text):
             if match := _PART.fullmatch(part):
                 if match[1] not in parts:
                     names = f"hosts are {', '.join(parts)}" if parts else "the session is on one machine"
-                    raise ValueError(f"there is no host {match[1]!r}: {names}")
+                    raise UsageError(f"there is no host {match[1]!r}: {names}")
                 chosen.update(parts[match[1]])
             elif match := _SLICE.fullmatch(part):
                 start, stop, step = (int(group) if group else None for group in match.groups())
@@ -63,25 +64,25 @@ class RankSpec:
             elif match := _SPAN.fullmatch(part):
                 first, last = (self._rank(number, world_size) for number in match.groups())
                 if first > last:
-                    raise ValueError(
+                    raise UsageError(
                         f"{part!r} in the ranks {self.text!r} runs backwards: write {last}-{first}"
                     )
                 chosen.update(range(first, last + 1))
         if not chosen:
-            raise ValueError(f"the ranks {self.text!r} are none of {_valid(world_size)}")
+            raise UsageError(f"the ranks {self.text!r} are none of {_valid(world_size)}")
         return tuple(sorted(chosen))
 
     def _rank(self, number: str, world_size: int) -> int:
         rank = int(number)
         if not -world_size <= rank < world_size:
-            raise ValueError(f"there is no rank {rank}: {_valid(world_size)}, and -1 is the last")
+            raise UsageError(f"there is no rank {rank}: {_valid(world_size)}, and -1 is the last")
         return rank % world_size
 
 
 def _parts(text: str) -> list[str]:
     parts = [part.strip() for part in text.split(",")]
     if not all(parts):
-        raise ValueError(f"the ranks {text!r} have an empty part: {_FORMS}")
+        raise ArgumentTypeError(f"the ranks {text!r} have an empty part: {_FORMS}")
     return parts
 
 
@@ -98,11 +99,18 @@ _COUNTS = ("-p", "-np", "--np", "--n", "--nproc", "--nprocs", "--nproc-per-node"
 
 
 class MagicParser(argparse.ArgumentParser):
-    """Parses the line of one magic; every mistake is a `UsageError` of one line."""
+    """Parses the line of one magic; every mistake is a `UsageError` of one line.
 
-    def __init__(self, magic: str, description: str, example: str) -> None:
+    Parameters
+    ----------
+    words : str
+        What its usage is, where it takes more than flags.
+    """
+
+    def __init__(self, magic: str, description: str, example: str, words: str = "") -> None:
         super().__init__(
             prog=magic,
+            usage=f"{magic} {words}".replace("%", "%%") if words else None,
             description=description,
             epilog="Example:\n\n" + "\n".join(f"    {line}" for line in example.strip().splitlines()),
             formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -119,15 +127,9 @@ class MagicParser(argparse.ArgumentParser):
             message = f"{flag} needs a value: {flag} {self._option_string_actions[flag].metavar or 'VALUE'}"
         raise UsageError(f"{self.prog}: {message} ({self.prog}? shows the flags)")
 
-    def parse_line(self, line: str) -> argparse.Namespace:
-        """Parse a line that consists of flags only."""
-        return self._without_rest(*self.parse_head(line))
-
-    def parse_words(self, line: str) -> argparse.Namespace:
-        """Parse a line of one leading word, the ranks, and flags."""
-        return self._without_rest(*self.parse_head(line, leading_ranks=True))
-
-    def _without_rest(self, options: argparse.Namespace, rest: str) -> argparse.Namespace:
+    def parse_line(self, line: str, *, leading_ranks: bool = False) -> argparse.Namespace:
+        """Parse a line that consists of flags only, but for one leading word, the ranks."""
+        options, rest = self.parse_head(line, leading_ranks=leading_ranks)
         if rest.isdecimal() and "-n" in self._option_string_actions:
             self.error(f"unexpected {rest!r}; did you mean -n {rest}?")
         if "-r" in self._option_string_actions and _are_ranks(rest):
@@ -201,7 +203,7 @@ class MagicParser(argparse.ArgumentParser):
 def _are_ranks(text: str) -> bool:
     try:
         RankSpec.parse(text)
-    except ValueError:
+    except ArgumentTypeError:
         return False
     return True
 
@@ -234,9 +236,9 @@ def count(text: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of ranks") from None
+        raise ArgumentTypeError(f"{text!r} is no whole number of ranks") from None
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} ranks cannot run a cell; the least is 1")
+        raise ArgumentTypeError(f"{number} ranks cannot run a cell; the least is 1")
     return number
 
 
@@ -252,7 +254,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+        raise ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return number
 
 
@@ -264,22 +266,14 @@ def moment(text: str) -> float:
 def seed(text: str) -> int:
     """Type of ``--seed``: what ``numpy.random.SeedSequence`` takes."""
     if not re.fullmatch(r"[0-9]{1,80}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 up")
+        raise ArgumentTypeError(f"{text!r} is no whole number from 0 up")
     return int(text)
-
-
-def ranks(text: str) -> RankSpec:
-    """Type of ``--ranks``."""
-    try:
-        return RankSpec.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def name(text: str) -> str:
     """Type of ``-o``."""
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of a variable")
+        raise ArgumentTypeError(f"{text!r} is no name of a variable")
     return text
 
 

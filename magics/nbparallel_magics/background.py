@@ -83,7 +83,8 @@ def note_failure(cell: BackgroundCell, sink: CellOutput | None) -> None:
     def ended(pending: PendingCell) -> None:
         error = pending.exception()
         if sink is not None and error is not None:
-            text = "was interrupted" if pending.state == "cancelled" else f"failed: {_first_line(error)}"
+            first_line = next(iter(str(error).splitlines()), "") or type(error).__name__
+            text = "was interrupted" if pending.state == "cancelled" else f"failed: {first_line}"
             sink.note(f"the cell {text}; %parallel_result raises it")
 
     cell.pending.add_done_callback(ended)
@@ -143,10 +144,6 @@ def _assign_ended(variables: MutableMapping[str, Any]) -> None:
 
 _LAST_OUTPUTS = {"_", "__", "___"}
 """IPython's own: it stops setting them when one is bound to another value than it has shown."""
-
-
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 class PendingValues:

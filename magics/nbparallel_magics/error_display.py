@@ -236,11 +236,8 @@ def full_tracebacks(
     from nbparallel.session.tasks.parallel_error import full_text
 
     if spec is not None:
-        try:
-            most = max(world_size, max(failures) + 1)  # some may have been taken away since
-            chosen = spec.resolve(most, parts)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        most = max(world_size, max(failures) + 1)  # some may have been taken away since
+        chosen = spec.resolve(most, parts)
         if missing := [rank for rank in chosen if rank not in failures]:
             raise UsageError(f"{rank_list(missing)} raised nothing; {rank_list(failures)} did")
         failures = {rank: failures[rank] for rank in chosen}

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 
 from nbparallel_magics import arguments
-from nbparallel_magics.arguments import MagicParser
+from nbparallel_magics.arguments import MagicParser, RankSpec
 
 _RANKS = "only on these ranks: 0,2-3 or ::2 or -1 (the last); @a for those of the host a"
 
 
-def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
+def _run_flags(parser: MagicParser, *, leading_ranks: bool = False) -> MagicParser:
     """Add the flags of magics that run code, cells and lines, on some ranks."""
     add = parser.add_argument
-    if word:  # the ranks are a word of the line, which the parser turns into this flag
-        add("--ranks", type=arguments.ranks, help=argparse.SUPPRESS)
-        parser.usage = f"{parser.prog} {word}".replace("%", "%%")
+    if leading_ranks:  # the ranks are a word of the line, which the parser turns into this flag
+        add("--ranks", type=RankSpec.parse, help=argparse.SUPPRESS)
     else:
         add(
             "-n",
@@ -25,7 +24,7 @@ def _run_flags(parser: MagicParser, *, word: str = "") -> MagicParser:
             "variables; without it as many as there are, at first one for each CPU; at most 8 ranks "
             "for each CPU",
         )
-        add("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
+        add("-r", "--ranks", type=RankSpec.parse, metavar="SPEC", help=_RANKS)
     add(
         "-o",
         "--out",
@@ -120,18 +119,28 @@ LINE = _run_flags(
         "%parallel",
         "Run one line on all ranks (or on those of -r).  Flags come first; -- ends them.",
         "%parallel -r 0 x.mean()",
+        words="[flags] CODE",
     )
 )
-LINE.usage = "%%parallel [flags] CODE"
 RANK_CELL = _cell_flags(
     _run_flags(
-        MagicParser("%%rank", "Run the cell on some ranks: short for %%parallel -r R.", "%%rank 0\nprint(x)"),
-        word="R [flags]",
+        MagicParser(
+            "%%rank",
+            "Run the cell on some ranks: short for %%parallel -r R.",
+            "%%rank 0\nprint(x)",
+            words="R [flags]",
+        ),
+        leading_ranks=True,
     )
 )
 RANK_LINE = _run_flags(
-    MagicParser("%rank", "Run one line on some ranks: short for %parallel -r R.", "%rank -1 x.shape"),
-    word="R [flags] CODE",
+    MagicParser(
+        "%rank",
+        "Run one line on some ranks: short for %parallel -r R.",
+        "%rank -1 x.shape",
+        words="R [flags] CODE",
+    ),
+    leading_ranks=True,
 )
 SHARE = MagicParser(
     "%share",
@@ -139,16 +148,16 @@ SHARE = MagicParser(
     "names of the same memory, are bound to the shared arrays.  Tensors and modules of torch are moved in\n"
     "place, and stay the objects that they are.",
     "%share weights gradients",
+    words="NAME [NAME ...]",
 )
-SHARE.usage = "%%share NAME [NAME ...]"
 STRATEGY = MagicParser(
     "%sharing_strategy",
     "Show the sharing strategy, the others, and what each costs; or switch: %sharing_strategy NAME\n"
     "(mmap takes directory=PATH).  The notebook and all ranks use it for new arrays from the next cell on.\n"
     "Arrays that are shared already stay where they are.",
     "%sharing_strategy file_region\n%sharing_strategy mmap directory=/var/tmp\n%sharing_strategy --bench",
+    words="[NAME [option=value]] | --bench [--seconds S]",
 )
-STRATEGY.usage = "%%sharing_strategy [NAME [option=value]] | --bench [--seconds S]"
 STRATEGY.add_argument(
     "--bench", action="store_true", help="measure every strategy on this machine, on a real rank"
 )
@@ -172,16 +181,16 @@ PUSH = MagicParser(
     "Send values of the notebook to all ranks now.  A cell does that by itself, but for one case: ranks on\n"
     "hosts of a cluster do not see what the notebook has written into an array since it was sent.",
     "x[0] = 1\n%parallel_push x",
+    words="NAME [NAME ...]",
 )
-PUSH.usage = "%%parallel_push NAME [NAME ...]"
 CLUSTER = MagicParser(
     "%parallel_cluster",
     "Have the ranks on the hosts of a Dask cluster from now on: NAME is a variable that holds its Client,\n"
     "or the cluster.  Without a name: show the hosts and their ranks.  %parallel_stop ends the ranks; the\n"
     "cluster stays, and the next cell runs on this machine unless the cluster is named again.",
     "from distributed import Client\nclient = Client('tcp://10.0.0.1:8786')\n%parallel_cluster client",
+    words="[--ranks-per-host N] [--max-hosts N] [NAME]",
 )
-CLUSTER.usage = "%%parallel_cluster [--ranks-per-host N] [--max-hosts N] [NAME]"
 CLUSTER.add_argument(
     "--ranks-per-host",
     type=arguments.count,
@@ -233,7 +242,7 @@ RESTART = MagicParser(
     "Restart all ranks, or those of -r; a restarted rank keeps its number and loses its variables.",
     "%parallel_restart -r 2",
 )
-RESTART.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only these ranks")
+RESTART.add_argument("-r", "--ranks", type=RankSpec.parse, metavar="SPEC", help="only these ranks")
 STOP = MagicParser("%parallel_stop", "End the ranks and everything that belongs to them.", "%parallel_stop")
 RESULT = MagicParser(
     "%parallel_result",
@@ -242,8 +251,8 @@ RESULT = MagicParser(
     "the one whose handle you assigned: what --async returns, as `_` after the cell, or by %parallel.  The\n"
     "names of -o of all cells that have ended get their values.",
     "cell = %parallel --async train()\n%parallel_result cell",
+    words="[NAME]",
 )
-RESULT.usage = "%%parallel_result [NAME]"
 OUTPUT = MagicParser(
     "%parallel_output",
     "Show again what the last cell on ranks has printed and displayed, up to 10 MiB: a page that was\n"
@@ -256,7 +265,7 @@ TRACEBACK = MagicParser(
     "where each rank was.",
     "%parallel_tb -r 2",
 )
-TRACEBACK.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help="only of these ranks")
+TRACEBACK.add_argument("-r", "--ranks", type=RankSpec.parse, metavar="SPEC", help="only of these ranks")
 DEBUG = MagicParser(
     "%debug",
     "After a cell that failed on ranks: open a debugger (pdb) in the frames of the rank that failed first,\n"
@@ -265,7 +274,7 @@ DEBUG = MagicParser(
     "256 MiB.  After other errors, and with code, this is IPython's own %debug.",
     "%debug\n%debug -r 2",
 )
-DEBUG.add_argument("-r", "--ranks", type=arguments.ranks, metavar="R", help="the rank")
+DEBUG.add_argument("-r", "--ranks", type=RankSpec.parse, metavar="R", help="the rank")
 RACES = MagicParser(
     "%parallel_races",
     "Show again what --check-races has found in the last cell, and return it: its `races` are empty without\n"
@@ -305,9 +314,9 @@ DRAW = MagicParser(
     "  %%parallel --draw x    before and after a cell: a number keeps the colour of the rank that had it\n"
     "                         before, and a new one is outlined",
     "%parallel_draw x, y",
+    words="[-r SPEC] NAME [NAME ...]",
 )
-DRAW.usage = "%%parallel_draw [-r SPEC] NAME [NAME ...]"
-DRAW.add_argument("-r", "--ranks", type=arguments.ranks, metavar="SPEC", help=_RANKS)
+DRAW.add_argument("-r", "--ranks", type=RankSpec.parse, metavar="SPEC", help=_RANKS)
 
 
 def parse_draw(line: str) -> tuple[argparse.Namespace, tuple[str, ...]]:

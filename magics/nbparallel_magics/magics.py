@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -24,10 +26,10 @@ from nbparallel_magics import background, flags, run_cell as cells
 from nbparallel_magics.arguments import MagicParser, documented_by
 from nbparallel_magics.error_display import brief_errors, full_tracebacks
 from nbparallel_magics.output import cell_views
-from nbparallel_magics.post_mortem import debug_rank
-from nbparallel_magics.run_cell import CellRequest, lines_above
+from nbparallel_magics.run_cell import CellRequest, debug_rank, lines_above
 from nbparallel_magics.state import ExtensionState
-from nbparallel_magics.views import panel, sharing, timeline
+from nbparallel_magics.views import sharing
+from nbparallel_magics.views.panel import show_panel, show_timeline
 from nbparallel_magics.views.status import (
     hosts_table,
     household_report,
@@ -41,7 +43,7 @@ from nbparallel_magics.views.status import (
 if TYPE_CHECKING:
     from nbparallel.distributed.races.report import RaceReport
     from nbparallel.session import CellResult, Session
-    from nbparallel.session.diagnostics.speedup import Scaling
+    from nbparallel.session.diagnostics.measurement import Scaling
     from nbparallel_magics.background import BackgroundCell
     from nbparallel_widgets.measured_view import ProfileView
 
@@ -83,7 +85,9 @@ class ParallelMagics(Magics):
     def rank(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         if cell is None:
             return self._run_line(flags.RANK_LINE, line, leading_ranks=True)
-        return self._run_cell(flags.RANK_CELL.parse_words(self._expanded(line)), "%%rank", cell)
+        return self._run_cell(
+            flags.RANK_CELL.parse_line(self._expanded(line), leading_ranks=True), "%%rank", cell
+        )
 
     # what IPython runs when a cell magic is not on the first line of its cell
     @line_magic("%parallel")  # type: ignore[arg-type]  # its annotation does not know of names
@@ -115,31 +119,20 @@ class ParallelMagics(Magics):
 
     def _expanded(self, line: str) -> str:
         """Put the notebook's values into ``{x}`` and ``$x`` of the flags, not of the code."""
-        text: str = self.state.shell.var_expand(line, depth=_NO_FRAME)
-        return text
+        return str(self.state.shell.var_expand(line, depth=_NO_FRAME))
 
     @line_magic
     @documented_by(flags.SHARE)
     def share(self, line: str) -> None:
-        names = line.replace(",", " ").split()
-        if not names:
-            flags.SHARE.error("which arrays? name them, as in %share weights gradients")
-        with brief_errors():
-            notes = sharing.share(self.state, names)
-        for note in notes:
-            print(encodable(note))  # noqa: T201
+        missing = "which arrays? name them, as in %share weights gradients"
+        self._send(flags.SHARE, line, missing, partial(sharing.share, self.state))
 
     @line_magic
     @documented_by(flags.PUSH)
     def parallel_push(self, line: str) -> None:
-        names = line.replace(",", " ").split()
-        session = self._session_to(flags.PUSH)
-        if not names:
-            flags.PUSH.error("which names? as in %parallel_push x y")
-        with brief_errors():
-            notes = session.push_names(names, self.state.shell.user_ns)
-        for note in notes:
-            print(encodable(note))  # noqa: T201
+        session, variables = self._session_to(flags.PUSH), self.state.shell.user_ns
+        missing = "which names? as in %parallel_push x y"
+        self._send(flags.PUSH, line, missing, lambda names: session.push_names(names, variables))
 
     @line_magic
     @documented_by(flags.CLUSTER)
@@ -258,7 +251,7 @@ class ParallelMagics(Magics):
     @documented_by(flags.TIMELINE)
     def parallel_timeline(self, line: str) -> None:
         options = flags.TIMELINE.parse_line(line)
-        timeline.show(self.state, options.save, options.begin, options.end)
+        show_timeline(self.state, options.save, options.begin, options.end)
 
     @line_magic
     @documented_by(flags.SCALING)
@@ -273,25 +266,28 @@ class ParallelMagics(Magics):
     def parallel_draw(self, line: str) -> None:
         options, names = flags.parse_draw(line)
         session = self._session_to(flags.DRAW)
-        ranks = None if options.ranks is None else cells.resolve(options.ranks, session)
+        ranks = (
+            None if options.ranks is None else options.ranks.resolve(session.world_size, session.place.parts)
+        )
         with brief_errors():
             cell_views.show_now(session, names, ranks, self.state.shell.user_ns)
 
     @line_magic
     @documented_by(flags.PANEL)
     def parallel_panel(self, line: str) -> None:
-        panel.show(self.state, close=flags.PANEL.parse_line(line).close)
+        show_panel(self.state, close=flags.PANEL.parse_line(line).close)
 
     @line_magic
     @documented_by(flags.RESTART)
     def parallel_restart(self, line: str) -> None:
         options = flags.RESTART.parse_line(line)
         session = self._session_to(flags.RESTART)
-        chosen = range(session.world_size) if options.ranks is None else cells.resolve(options.ranks, session)
+        chosen = cells.chosen_ranks(options, session)
         with brief_errors():
-            for rank in [None] if options.ranks is None else chosen:
+            for rank in [None] if chosen is None else chosen:
                 session.restart(rank)
-        print(f"{rank_list(chosen)} restarted, without variables")  # noqa: T201
+        ranks = rank_list(range(session.world_size) if chosen is None else chosen)
+        print(f"{ranks} restarted, without variables")  # noqa: T201
 
     @line_magic
     @documented_by(flags.STOP)
@@ -334,6 +330,18 @@ class ParallelMagics(Magics):
         with labelled_ranks(place.label_of):
             text = full_tracebacks(self.state.failures, options.ranks, size, place.parts)
         print(text)  # noqa: T201
+
+    def _send(
+        self, parser: MagicParser, line: str, missing: str, send: Callable[[list[str]], Sequence[str]]
+    ) -> None:
+        """Send the names of a line, and print what is to be said of it."""
+        names = line.replace(",", " ").split()
+        if not names:
+            parser.error(missing)
+        with brief_errors():
+            notes = send(names)
+        for note in notes:
+            print(encodable(note))  # noqa: T201
 
     def _display(self, session: Session, view: object) -> None:
         """Show a view of a session."""

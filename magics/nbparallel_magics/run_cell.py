@@ -1,17 +1,20 @@
-"""Running one cell on ranks: check it, run it in the session, show its outcome."""
+"""Running one cell on ranks: check it, run it in the session, show its outcome; and ``%debug`` afterwards."""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
+from IPython.display import display
 
-from nbparallel.errors import RANKS_INTERRUPTED, CellTimeoutError, ParallelError, rank_list
+from nbparallel.errors import RANKS_INTERRUPTED, CellTimeoutError, NbParallelError, ParallelError, rank_list
 from nbparallel.wire.units import seconds_text
+from nbparallel_magics import flags
 from nbparallel_magics.arguments import RankSpec
 from nbparallel_magics.background import (
     BackgroundCell,
@@ -24,10 +27,10 @@ from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.cell_views import CellView
 from nbparallel_magics.output.publisher import publisher_for
 from nbparallel_magics.state import ExtensionState
-from nbparallel_magics.views import scaling
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
+    from nbparallel.wire.messages import RankFailure
 
 
 _WELCOME = "each rank has its number `rank`, send, all_reduce …: %%parallel?"
@@ -63,35 +66,67 @@ def run(state: ExtensionState, request: CellRequest) -> BackgroundCell | None:
     options = request.options
     check_compiles(state.shell, request)
     if getattr(options, "scaling", None):
-        cell = {
-            "namespace": state.shell.user_ns,
-            "line_offset": request.line_offset,
-            "execution_count": input_number(state.shell),
-            "share": options.share or (),
-            "timeout": options.timeout or state.configuration.timeout or None,
-            "seed": options.seed,
-        }
-        scaling.run(state, request.source, options, **cell)
+        _measure(state, request)
         return None
     if _queues(state, options) and not options.background:
         wait_for_turn(state.background)
     session = _session(state, options)
-    ranks = None if options.ranks is None else resolve(options.ranks, session)
+    ranks = chosen_ranks(options, session)
     if getattr(options, "local", False):
         _run_here(state.shell, request.source)
     return _run_on_ranks(state, session, ranks, request)
+
+
+_WITH_SCALING = {"scaling", "share", "timeout", "seed", "quiet"}
+
+
+def _measure(state: ExtensionState, request: CellRequest) -> None:
+    """Run a cell on ranks of its own, some at a time, and show how much faster it became (``--scaling``)."""
+    from nbparallel.session.diagnostics.measurement import measure
+
+    options = request.options
+    given = vars(options).items()
+    if any(value != flags.CELL.get_default(name) for name, value in given if name not in _WITH_SCALING):
+        flags.CELL.error(
+            "--scaling has ranks of its own; only --share, --timeout, --seed and --quiet go with it"
+        )
+    try:
+        state.check_size(max(options.scaling), 0)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    cell = {**_common(state, request), "want_values": False, "show_values": False}
+    with brief_errors():
+        state.scaling = measure(
+            lambda session: session.run(request.source, **cell), options.scaling, progress=not options.quiet
+        )
+    display(state.scaling)
+
+
+def _common(state: ExtensionState, request: CellRequest) -> dict[str, Any]:
+    """Return the arguments of `Session.run` for a cell, on whatever ranks."""
+    options = request.options
+    return {
+        "namespace": state.shell.user_ns,
+        "share": getattr(options, "share", None) or (),
+        "timeout": options.timeout or state.configuration.timeout or None,
+        # of ``In[n]``; newer IPythons count up before a cell, older ones after it
+        "execution_count": state.shell.displayhook.prompt_count,
+        "line_offset": request.line_offset,
+        "seed": getattr(options, "seed", None),
+    }
 
 
 def _queues(state: ExtensionState, options: argparse.Namespace) -> bool:
     return bool(options.queue or state.configuration.queue)
 
 
-def resolve(spec: RankSpec, session: Session) -> tuple[int, ...]:
-    """Return the ranks of a session that `spec` names; UsageError if one does not exist."""
-    try:
-        return spec.resolve(session.world_size, session.place.parts)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+def chosen_ranks(options: argparse.Namespace, session: Session) -> tuple[int, ...] | None:
+    """Return the ranks of a session that ``--ranks`` names; None: all."""
+    return (
+        None
+        if options.ranks is None
+        else tuple(options.ranks.resolve(session.world_size, session.place.parts))
+    )
 
 
 def _session(state: ExtensionState, options: argparse.Namespace) -> Session:
@@ -134,16 +169,11 @@ def _run_on_ranks(
     session.keep_frames = state.configuration.keep_frames
     sink = _output(state, options)
     wanted: dict[str, Any] = {
+        **_common(state, request),
         "ranks": ranks,
-        "namespace": shell.user_ns,
-        "share": getattr(options, "share", None) or (),
-        "timeout": options.timeout or state.configuration.timeout or None,
         "sink": sink,
-        "execution_count": input_number(shell),
-        "line_offset": request.line_offset,
         "want_values": options.out is not None or options.background,  # the handle's result() has them
         "show_values": options.out is None,
-        "seed": getattr(options, "seed", None),
         "on_error": getattr(options, "on_error", "stop"),
     }
     views = []
@@ -242,22 +272,17 @@ def _output(state: ExtensionState, options: argparse.Namespace) -> CellOutput | 
     return sink
 
 
-def input_number(shell: Any) -> int:
-    """Return the n of the ``In[n]`` that runs; newer IPythons count up before a cell, older ones after it."""
-    number: int = shell.displayhook.prompt_count
-    return number
-
-
 def check_compiles(shell: Any, request: CellRequest) -> None:
     """Raise the SyntaxError of a cell that does not compile, with the notebook's line."""
     from nbparallel.session.tasks.cell import check_source
 
+    number = shell.displayhook.prompt_count
     try:
-        check_source(request.source, line_offset=request.line_offset, execution_count=input_number(shell))
+        check_source(request.source, line_offset=request.line_offset, execution_count=number)
     except SyntaxError as error:
         # under this name IPython shows "Cell In[3], line 4", with the line as it stands in the notebook
         lines = "\n" * request.line_offset + request.source
-        error.filename = shell.compile.cache(lines, input_number(shell), raw_code=lines)
+        error.filename = shell.compile.cache(lines, number, raw_code=lines)
         raise does_not_compile(error) from None
 
 
@@ -271,3 +296,34 @@ def _run_here(shell: Any, source: str) -> None:
     finally:
         shell.showtraceback = show
     outcome.raise_error()
+
+
+def debug_rank(
+    state: ExtensionState, failures: Mapping[int, RankFailure], spec: RankSpec | None = None
+) -> None:
+    """Have the user examine the failure of a rank, by default that of the root cause."""
+    from nbparallel.session.tasks.dispatch import debug_task
+
+    if (session := state.running_session()) is None:
+        raise UsageError("%debug: the ranks were ended, and their frames with them")
+    chosen = (*failures,)[:1] if spec is None else spec.resolve(session.world_size, session.place.parts)
+    if not state.configuration.keep_frames:
+        raise UsageError("%debug: no frames were kept: %config NbParallel.keep_frames = True keeps the next")
+    rank = chosen[0]
+    others = f"; -r takes one of {rank_list(failures)}" * (len(failures) > 1)
+    if len(chosen) > 1 or rank not in failures:
+        raise UsageError(f"%debug: {rank_list(chosen)}: there is one debugger, of a rank that raised{others}")
+    if reason := session.place.no_input:
+        raise UsageError(f"%debug: no user can be asked: {reason}")
+    sink = state.new_output("stream", keep=False)
+    task, timeout = debug_task(failures[rank].time_ns), state.configuration.timeout or None
+    try:
+        with brief_errors():
+            session.perform(task, sink, ranks=(rank,), timeout=timeout)
+    except ParallelError as error:
+        raise UsageError(f"%debug on rank {rank}: {error.errors[rank]}{others}") from None
+    except (KeyboardInterrupt, NbParallelError) as error:
+        error.failures = failures  # type: ignore[union-attr]  # the next %debug is about these again
+        raise
+    finally:
+        sink.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import signal
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,24 +12,26 @@ from IPython.core.error import UsageError
 from traitlets import Bool, Enum, Float, Int, TraitError
 from traitlets.config import Config, Configurable
 
+from nbparallel.errors import StartError
 from nbparallel.session import running_sessions
+from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.wire.identity import WorldPlace
 from nbparallel.wire.system import do_all
 from nbparallel_magics.output.cell_output import CellOutput
 from nbparallel_magics.output.cell_views import CellView, chart, picture, profile_picture
 from nbparallel_magics.output.overflow import LogFolder
-from nbparallel_magics.output.publisher import IdleInterrupt, NotebookOutput, is_ipykernel, publisher_for
+from nbparallel_magics.output.publisher import NotebookOutput, is_ipykernel, publisher_for
 
 if TYPE_CHECKING:
     from nbparallel.session import Session
-    from nbparallel.session.diagnostics.speedup import Scaling
+    from nbparallel.session.diagnostics.measurement import Scaling
     from nbparallel.session.processes.launch import SupervisorLaunch
     from nbparallel.wire.messages import RankFailure
     from nbparallel_magics.background import BackgroundCell
     from nbparallel_widgets.panel import Panel
 
 
-_SCALING = "nbparallel.session.diagnostics.speedup", "Scaling"
+_SCALING = "nbparallel.session.diagnostics.measurement", "Scaling"
 
 
 class NbParallel(Configurable):
@@ -114,13 +117,11 @@ class PrestartedSupervisor:
         """Start one, if the user wants that, without waiting for it."""
         if not self._configuration.warm:
             return
-        from nbparallel.errors import StartError
-        from nbparallel.session.interrupts import InterruptCounter
-        from nbparallel.session.processes import launch
+        from nbparallel.session.processes.launch import SupervisorLaunch
 
         with InterruptCounter():  # an interrupt waits until there is something to terminate
             try:
-                self._waiting = started = launch.SupervisorLaunch(self._configuration.start_method)
+                self._waiting = started = SupervisorLaunch(self._configuration.start_method)
             except (StartError, OSError):
                 return
             started.waited = True
@@ -152,8 +153,6 @@ class PrestartedSupervisor:
         """End the waiting supervisor, if there is one; an interrupt raises when that is done."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
-            from nbparallel.session.interrupts import InterruptCounter
-
             with InterruptCounter():
                 waiting.terminate()
 
@@ -164,18 +163,14 @@ def _make_session(
     """Return a session; its supervisor starts before the session's code is imported."""
     from nbparallel.session.processes.launch import SupervisorLaunch
 
-    if elsewhere:
-        from nbparallel.session import Session
-
-        return Session(world_size, start_method=start_method, **elsewhere)
-
-    launch = prestarted.take() or SupervisorLaunch(start_method)
+    launch = None if elsewhere else prestarted.take() or SupervisorLaunch(start_method)
     try:
         from nbparallel.session import Session
 
-        return Session(world_size, start_method=start_method, launch=launch)
+        return Session(world_size, start_method=start_method, launch=launch, **elsewhere)
     except BaseException:
-        launch.terminate()
+        if launch is not None:
+            launch.terminate()
         raise
 
 
@@ -216,13 +211,16 @@ class ExtensionState:
         self.notebook = NotebookOutput(shell.kernel) if is_ipykernel(shell) else None
         self.last_output: CellOutput | None = None
         """That of the last cell."""
-        self.idle_interrupt: IdleInterrupt | None = None
-        """Once there was an ``--async`` cell: the stop button between cells."""
         self.raw_cell = ""
         """The cell that runs, as the user sees it: the gutter counts its lines."""
 
-    def interrupt(self) -> None:
-        """Interrupt the cell that the ranks run; takes no lock."""
+    def interrupt(self, *_: object) -> None:
+        """Interrupt the cell that the ranks run; takes no lock: it is a signal handler.
+
+        The stop button between two cells calls it, so that it stops what ranks run in the background or for a
+        subshell.  ipykernel ignores SIGINT while it handles no message: it puts back what it found before the
+        first one (`Kernel.pre_handler_hook` and `post_handler_hook`).
+        """
         if (session := self.session) is not None:
             session.interrupt()
 
@@ -317,8 +315,6 @@ class ExtensionState:
         self._new_session(None, elsewhere)
 
     def _new_session(self, world_size: int | None, elsewhere: Mapping[str, Any] | None = None) -> Session:
-        from nbparallel.session.interrupts import InterruptCounter
-
         try:
             with InterruptCounter():  # an interrupt waits until there is something that can be stopped
                 session = self.session = _make_session(
@@ -331,8 +327,6 @@ class ExtensionState:
 
     def stop(self) -> None:
         """End the ranks, what waits for them, and the panel; an interrupt raises when none is left."""
-        from nbparallel.session.interrupts import InterruptCounter
-
         with InterruptCounter():
             session, self.session = self.session, None
             steps = [] if session is None else [session.stop]
@@ -367,9 +361,6 @@ class ExtensionState:
         if self.panel is not None:
             self.panel.end()
 
-    def _html(self) -> Any:
-        return self.shell.display_formatter.formatters["text/html"]
-
     def install(self) -> None:
         """Put the hooks into the shell."""
         self.shell.configurables.append(self.configuration)
@@ -377,25 +368,28 @@ class ExtensionState:
         self.shell.events.register("post_run_cell", self.end_cell)
         if self.notebook is not None:
             self.notebook.install()
-            self.idle_interrupt = IdleInterrupt(self.shell.kernel, self.interrupt)
-            self.idle_interrupt.install()
+            self._swap_idle_handler(signal.SIG_IGN, self.interrupt)
         running_sessions.use_notebook(self._notebook_session)
-        self._html().for_type_by_name(*_SCALING, chart)
+        self.shell.display_formatter.formatters["text/html"].for_type_by_name(*_SCALING, chart)
         atexit.register(self._at_exit)
 
     def remove(self) -> None:
         """Undo `install` and end the ranks."""
         running_sessions.use_notebook(None)
-        self._html().pop(".".join(_SCALING), None)
-        if self.idle_interrupt is not None:
-            self.idle_interrupt.remove()
+        self.shell.display_formatter.formatters["text/html"].pop(".".join(_SCALING), None)
         atexit.unregister(self._at_exit)
         if self.notebook is not None:
+            self._swap_idle_handler(self.interrupt, signal.SIG_IGN)
             self.notebook.remove()
         self.shell.events.unregister("post_run_cell", self.end_cell)
         self.shell.events.unregister("pre_run_cell", self.begin_cell)
         self.shell.configurables.remove(self.configuration)
         self._end()
+
+    def _swap_idle_handler(self, former: object, new: object) -> None:
+        """Have SIGINT between cells handled by `new`, unless a library has put a handler of its own there."""
+        if getattr(self.shell.kernel, "saved_sigint_handler", None) == former:
+            self.shell.kernel.saved_sigint_handler = new
 
     def _end(self) -> None:
         """End the ranks, then what only they write to."""

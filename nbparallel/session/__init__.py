@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nbparallel.session.command_line import Script
     from nbparallel.session.diagnostics.doctor import Examination, Finding, examine
-    from nbparallel.session.diagnostics.speedup import scaling
-    from nbparallel.session.diagnostics.strategy_benchmark import strategy_bench
+    from nbparallel.session.diagnostics.measurement import scaling, strategy_bench
     from nbparallel.session.functions import imap, map, spawn
     from nbparallel.session.monitoring.activity import RankStatistics, SessionStatistics
     from nbparallel.session.monitoring.segments import SessionNames, SharedSegment
@@ -39,9 +38,9 @@ _HOMES = {
     "examine": "diagnostics.doctor",
     "imap": "functions",
     "map": "functions",
-    "scaling": "diagnostics.speedup",
+    "scaling": "diagnostics.measurement",
     "spawn": "functions",
-    "strategy_bench": "diagnostics.strategy_benchmark",
+    "strategy_bench": "diagnostics.measurement",
 }
 
 __all__ = [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import threading
 import warnings
+from collections import defaultdict
 from typing import Any, Protocol
 
 from nbparallel.wire.messages import Display
@@ -54,17 +56,13 @@ class TaskOutput:
         self.number = number
         self._sink = sink
         self._kept = KEPT_CHARACTERS
-        self._text: dict[tuple[int, str], list[str]] = {}
-        self._sizes: dict[tuple[int, str], int] = {}
+        self._text: defaultdict[tuple[int, str], io.StringIO] = defaultdict(io.StringIO)
         self._displays: dict[int, list[dict[str, Any]]] = {}
 
     def stream(self, rank: int, name: str, text: str) -> None:
         """Take text of a rank."""
-        key = (rank, name)
-        size = self._sizes.get(key, 0)
-        if size < self._kept:
-            self._text.setdefault(key, []).append(text)
-            self._sizes[key] = size + len(text)
+        if self._kept and self._text[rank, name].tell() < self._kept:
+            self._text[rank, name].write(text)
         self._show("stream", rank, name, text)
 
     def display(self, rank: int, message: Display) -> None:
@@ -96,7 +94,8 @@ class TaskOutput:
     def forget(self) -> None:
         """Drop what was kept, which the result holds; later output is only passed on."""
         self._kept = 0
-        self._text, self._displays = {}, {}
+        self._text.clear()
+        self._displays = {}
 
     def finish(self) -> None:
         """Notify the sink that all ranks have ended the task."""
@@ -118,7 +117,7 @@ class TaskOutput:
 
     def text(self, rank: int, name: str) -> str:
         """Return what a rank printed."""
-        return "".join(self._text.get((rank, name), ()))
+        return self._text[rank, name].getvalue() if (rank, name) in self._text else ""
 
     def displays(self, rank: int) -> tuple[dict[str, Any], ...]:
         """Return a rank's mime bundles."""
@@ -172,10 +171,7 @@ class LineSink:
     def _print(self, rank: int, name: str, lines: list[str]) -> None:
         if lines:
             stream = sys.stderr if name == "stderr" else sys.stdout
-            stream.write("".join(f"[rank {rank}] {_seen(line)}\n" for line in lines))
+            # of a line that was drawn again and again what a terminal shows last
+            shown = (next((part for part in reversed(line.split("\r")) if part), "") for line in lines)
+            stream.write("".join(f"[rank {rank}] {seen}\n" for seen in shown))
             stream.flush()
-
-
-def _seen(line: str) -> str:
-    """Return what a terminal shows last of a line that was drawn again and again."""
-    return next((part for part in reversed(line.split("\r")) if part), "")

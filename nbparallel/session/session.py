@@ -56,11 +56,7 @@ if TYPE_CHECKING:
 @functools.cache
 def load_views() -> None:
     """Import what the methods below need: an installation may have removed the files when they are called."""
-    from nbparallel.session.monitoring import (  # noqa: F401
-        activity,
-        segments,
-        timeline,
-    )
+    from nbparallel.session.monitoring import activity, segments, timeline  # noqa: F401
 
 
 class SessionViews:

@@ -269,6 +269,15 @@ def tasks_of_user(most: int, read: ReadText) -> int:
     return count
 
 
+def file_system_room(path: str) -> tuple[int, int] | None:
+    """Return how many bytes are free where a path lies, and how many there are; None if there is none."""
+    try:
+        extent = os.statvfs(path)
+    except OSError:
+        return None
+    return extent.f_bavail * extent.f_frsize, extent.f_blocks * extent.f_frsize
+
+
 def open_descriptors() -> int | None:
     """Return how many descriptors this process has open; None without /proc."""
     try:

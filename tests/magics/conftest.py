@@ -125,7 +125,7 @@ def notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr("nbparallel.session.processes.launch.SupervisorLaunch", NoIgnition)
     shell.reset(new_session=True)
     nbparallel_magics.load(shell)
-    nbparallel_magics.extension.state_of(shell).configuration.welcome = False  # type: ignore[union-attr]  # just loaded
+    shell.magics_manager.registry["ParallelMagics"].state.configuration.welcome = False
     yield Notebook(shell, sessions)
     nbparallel_magics.unload(shell)
     shell.config.pop("NbParallel", None)  # the shell is the module's

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbparallel_magics.extension import parsers
+from nbparallel_magics.views.introspection import parsers
 
 
 def hello(sink: Any, call: Any) -> dict[int, int]:
@@ -267,8 +267,8 @@ def test_the_first_cell_says_what_ranks_find(notebook: Any) -> None:
 
 def test_help(notebook: Any) -> None:
     """Every magic's help has a description, an example, and a line for each flag."""
-    from nbparallel_magics.extension import parsers
     from nbparallel_magics.magics import ParallelMagics
+    from nbparallel_magics.views.introspection import parsers
 
     assert len(ParallelMagics.magics["line"]) >= 12
     for parser in parsers().values():

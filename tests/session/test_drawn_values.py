@@ -13,8 +13,7 @@ from nbparallel.session import Session
 from nbparallel.session.results import DrawnValues
 from nbparallel.testing.waiting import wait_until
 from nbparallel.transfer import variable_info
-from nbparallel_widgets.draw import DrawnView
-from nbparallel_widgets.draw import NEW, SEVERAL, NumberOrigins, drawn_rows, value_text
+from nbparallel_widgets.draw import NEW, SEVERAL, DrawnView, NumberOrigins, drawn_rows, value_text
 
 START = "import numpy as np\nx = 10 * rank + np.arange(3)"
 TRANSPOSED = [[[0, 1, 2]]] * 3

@@ -127,18 +127,17 @@ def drawn_rows(drawn: DrawnValues, index: int) -> list[DrawnRow]:
     last = _one_array(after, sorted(drawn.ranks, key=lambda rank: drawn.ranks[rank].after_ns)[-1:])
     if last and (first or not any(before.values())):
         return [DrawnRow(-1, first or None, last), *died]
-    found = [DrawnRow(rank, *_pair(before.get(rank), after[rank])) for rank in after]
+    found = [
+        DrawnRow(
+            rank,
+            None if old is None else old.blocks,
+            None if new is None else new.blocks,
+            (old.left_out if old else 0, new.left_out if new else 0),
+        )
+        for rank, new in after.items()
+        for old in [before.get(rank)]
+    ]
     return sorted([*found, *died], key=attrgetter("rank"))
-
-
-def _pair(before: ShownValue | None, after: ShownValue | None) -> tuple[
-    tuple[ShownBlock, ...] | None, tuple[ShownBlock, ...] | None, tuple[int, int]
-]:  # fmt: skip
-    return (
-        None if before is None else before.blocks,
-        None if after is None else after.blocks,
-        (before.left_out if before else 0, after.left_out if after else 0),
-    )
 
 
 def _one_array(values: Mapping[int, ShownValue | None], chosen: Sequence[int]) -> tuple[ShownBlock, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nbparallel.distributed.tracing.profiling.profile import LineTimes, Profile, ProfiledLine
+from nbparallel.distributed.tracing.profiling.profile import Profile, ProfiledLine
 from nbparallel.errors.text.escaping import escape_html
-from nbparallel.session.diagnostics.speedup import Scaling
+from nbparallel.session.diagnostics.measurement import Scaling
 from nbparallel_widgets.sheet import BLUE, KINDS, STYLE, VERMILLION, share_bar, swatch
 
 
@@ -36,10 +36,15 @@ class ProfileView:
     def _table(self, file: str, rows: list[tuple[int, str, ProfiledLine | None]]) -> str:
         longest = self.profile.longest
         most = longest.mean.seconds if longest is not None else 0.0
+        bars = {
+            number: share_bar({kind: getattr(line.mean, kind) / most for kind in KINDS})
+            for number, _, line in rows
+            if line is not None and most
+        }
         body = "".join(
             ('<tr class="nbp-hot">' if line is not None and line is longest else "<tr>")
             + f'<th scope="row" class="nbp-n">{number or "⋮"}</th>'
-            f'<td class="nbp-line">{"" if line is None else _bar(line.mean, most)}</td>'
+            f'<td class="nbp-line">{bars.get(number, "")}</td>'
             + "".join(
                 f'<td class="nbp-n{kind}">{figure}</td>'
                 for figure, kind in zip(self.profile.figures(line), ("", " nbp-fast", ""), strict=True)
@@ -61,10 +66,6 @@ class ProfileView:
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             "</div>"
         )
-
-
-def _bar(times: LineTimes, most: float) -> str:
-    return share_bar({kind: getattr(times, kind) / most for kind in KINDS}) if most else ""
 
 
 # How much faster more ranks are: speed-up and efficiency beside the ideal.

@@ -44,9 +44,6 @@ JOIN_SECONDS = 2.0
 """How long `close` waits for a look that has begun."""
 ENDED = "(the ranks were stopped; this is what they did last; %parallel_panel shows the next ones)"
 
-Look = Callable[[], SessionActivity | None]
-Survey = Callable[[], Sequence[SharedSegment] | None]
-
 
 class PanelPublisher(Protocol):
     """Destination of a panel's outputs; may be called from any thread."""
@@ -75,7 +72,12 @@ class Panel:
     `begin`, `end` and `close` may be called from any thread.
     """
 
-    def __init__(self, look: Look, survey: Survey, publisher: PanelPublisher) -> None:
+    def __init__(
+        self,
+        look: Callable[[], SessionActivity | None],
+        survey: Callable[[], Sequence[SharedSegment] | None],
+        publisher: PanelPublisher,
+    ) -> None:
         self._look, self._survey, self._publisher = look, survey, publisher
         self._identity = uuid.uuid4().hex
         self._sent: dict[str, dict[str, str]] = {}
@@ -134,7 +136,7 @@ class Panel:
             except Exception as error:  # noqa: BLE001  the user sees it where the figures were
                 self._failed = True
                 text = f"the panel could not be renewed: {type(error).__name__}: {error}"
-                self._changing, outputs = False, {"figures": PanelView(None, note=text).note_bundle()}
+                self._changing, outputs = False, {"figures": PanelView(None, note=text).figures_bundle()}
             for name, data in outputs.items():
                 if self._sent.get(name) not in (None, data):  # None: not shown yet
                     self._sent[name] = data

@@ -9,7 +9,7 @@ from nbparallel.session.monitoring.activity import SessionActivity
 from nbparallel.session.monitoring.segments import SharedSegment, names_text
 from nbparallel.sharing.arrays import segments_text
 from nbparallel.wire.units import size_text
-from nbparallel_widgets.sheet import BLUE, Grid
+from nbparallel_widgets.sheet import BLUE, Grid, stacked_bar
 
 SHOWN = 50
 """Segments in the table, the largest first."""
@@ -31,15 +31,7 @@ def memory_html(activity: SessionActivity, segments: Sequence[SharedSegment] | N
     parts = _parts(activity)
     said = escape_html(", ".join(words))
     whole = sum(nbytes for _, nbytes, _ in parts)
-    x, pieces = 0.0, ""
-    for _, nbytes, look in parts[:-1]:
-        width = 1000 * nbytes / whole
-        pieces += f'<rect x="{x:.1f}" width="{width:.1f}" height="12" {look}/>'
-        x += width
-    bar = (
-        f'<svg role="img" aria-label="{said}" viewBox="0 0 1000 12" preserveAspectRatio="none" width="100%" '
-        f'height="12"><rect width="1000" height="12" fill="currentColor" fill-opacity="0.08"/>{pieces}</svg>'
-    )
+    bar = stacked_bar(((nbytes / whole, look) for _, nbytes, look in parts), 12, said)
     first, *rest = map(escape_html, words)
     text = f"<b>{first}</b>" + "".join(f" · {part}" for part in rest)
     if not parts:
@@ -72,7 +64,7 @@ def _parts(activity: SessionActivity) -> list[tuple[str, int, str]]:
         ("kept for the next arrays", activity.pooled_nbytes, f'fill="{BLUE}" fill-opacity="0.6"'),
         (f"{activity.member}s' own", own, f'fill="{BLUE}" fill-opacity="0.35"'),
         ("other programs", max(0, whole - free - shared - own), 'fill="currentColor" fill-opacity="0.3"'),
-        ("free", free, ""),
+        ("free", free, 'fill="currentColor" fill-opacity="0.08"'),
     ]
 
 

@@ -192,12 +192,6 @@ def _hidden(activity: SessionActivity, shown: Sequence[RankActivity]) -> list[st
     return [f"… and {len(hidden):,} more {activity.member}s: {text}"] if hidden else []
 
 
-def _bad(activity: SessionActivity) -> bool:
-    return activity.phase == "failed" or any(
-        rank.state in ("failed", "dead") and took_part(rank) for rank in activity.ranks
-    )
-
-
 # As text.
 
 
@@ -220,12 +214,6 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
             ).strip("; "),
         )
         for rank in shown
-    ]
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head) - 1)]
-    right = range(2, len(head) - 1)
-    head, *rows = [
-        tuple(cell.rjust(widths[i]) if i in right else cell for i, cell in enumerate(row))
-        for row in [head, *rows]
     ]
     first = 0
     for host, ranks in grouped((rank.host, rank) for rank in shown).items():
@@ -253,7 +241,9 @@ def table_html(activity: SessionActivity, course: Course, title: str, stale: str
     """Return the sentence and the table; `stale`: what takes the sentence's place when no news come."""
     end, marked = axis_end(activity), marked_ranks(activity, course)
     shown = shown_ranks(activity, marked)
-    bad = _bad(activity)
+    bad = activity.phase == "failed" or any(
+        rank.state in ("failed", "dead") and took_part(rank) for rank in activity.ranks
+    )
     said = _CODE.sub(r"<code>\1</code>", escape_html(title))
     key = "".join(f"<span>{swatch(kind)}{kind}</span>" for kind in KINDS)
     done = ""
@@ -365,7 +355,7 @@ def _grid(
         f"{what}: row {verb} column",
         ("rank", *(f"rank {rank}" for rank in ranks)),
         [(f"rank {i}", *(text(figures[i][j]) if figures[i][j] else "·" for j in ranks)) for i in ranks],
-        [[figure / most for figure in row] for row in figures],
+        shades=[[figure / most for figure in row] for row in figures],
     )
 
 
@@ -419,44 +409,37 @@ class PanelView:
         """Return the output that the folds of `identity` open."""
         return {"text/plain": self._folded_text(), "text/html": folded_html(identity, self._folded())}
 
-    def note_bundle(self) -> dict[str, str]:
-        """Return the note alone."""
-        return {"text/plain": self.note, "text/html": f'<div class="nbp">{_paragraph(self.note)}</div>'}
+    def _seen(self) -> tuple[SessionActivity, Course, str]:
+        """Return the activity, what was seen of this cell, at least now, and the sentence about it.
 
-    def _shown(self) -> SessionActivity:
-        """Return the activity without what the last cell did, while the next one is being prepared."""
+        While the next cell is being prepared the activity is without what the last one did.
+        """
         assert self.activity is not None
-        if self.activity.phase not in ("starting", "moving"):
-            return self.activity
-        ranks = [
-            replace(
-                rank,
-                state=rank.state if rank.state in ("starting", "dead") else "idle",
-                computing=0.0,
-                waiting=0.0,
-                moving=0.0,
-                finished=0.0,
-                item=-1,
-                items=0,
-            )
-            for rank in self.activity.ranks
-        ]
-        return replace(self.activity, seconds=0.0, items=0, ranks=tuple(ranks))
-
-    def _course(self, activity: SessionActivity) -> Course:
-        """Return what was seen of this cell, at least now."""
-        if activity.seconds and self.course.began_ns == activity.began_ns and self.course.started:
-            return self.course
-        course = Course(activity.began_ns)
-        course.add(activity)
-        return course
+        activity, course = self.activity, self.course
+        if activity.phase in ("starting", "moving"):
+            ranks = [
+                replace(
+                    rank,
+                    state=rank.state if rank.state in ("starting", "dead") else "idle",
+                    computing=0.0,
+                    waiting=0.0,
+                    moving=0.0,
+                    finished=0.0,
+                    item=-1,
+                    items=0,
+                )
+                for rank in activity.ranks
+            ]
+            activity = replace(activity, seconds=0.0, items=0, ranks=tuple(ranks))
+        if not (activity.seconds and course.began_ns == activity.began_ns and course.started):
+            course = Course(activity.began_ns)
+            course.add(activity)
+        return activity, course, course.steady(verdict(activity, course), activity)
 
     def _figures_text(self, *, brief: bool = False) -> str:
         if self.activity is None:
-            return NO_RANKS
-        activity = self._shown()
-        course = self._course(activity)
-        title = course.steady(verdict(activity, course), activity)
+            return self.note or NO_RANKS
+        activity, course, title = self._seen()
         as_of = f"as of {self.as_of}" if self.as_of else ""
         if brief:
             return f"{title}\n{as_of}"
@@ -467,10 +450,8 @@ class PanelView:
 
     def _figures_html(self, *, live: bool = False) -> str:
         if self.activity is None:
-            return f'<div class="nbp">{_paragraph(NO_RANKS)}</div>'
-        activity = self._shown()
-        course = self._course(activity)
-        title = course.steady(verdict(activity, course), activity)
+            return f'<div class="nbp">{_paragraph(self.note or NO_RANKS)}</div>'
+        activity, course, title = self._seen()
         note = _paragraph(self.note) if self.note else ""
         stale = _STALE.format(self.as_of) if live else ""
         as_of = f'<p class="nbp-as-of">as of {self.as_of}</p>' if self.as_of else ""

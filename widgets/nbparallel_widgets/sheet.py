@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nbparallel.errors.text import table
 from nbparallel.errors.text.escaping import escape_html
-from nbparallel.errors.text.table import BLUE, Table
 from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, UNKNOWN, WAITING
 
 # Colours: hues of Okabe and Ito's, which are distinct in any kind of colour blindness.
@@ -26,7 +26,7 @@ from nbparallel.session.monitoring.timeline import COMPUTING, MOVING, UNKNOWN, W
 # waiting and moving, and the first ranks, are distinct in grey.  Text on each, black or white, has a contrast
 # of at least 4.5:1 (`contrast`, as WCAG 2 defines it).
 
-VERMILLION, MINT, GREY = "#E36C12", "#56CDA5", "#808080"
+BLUE, VERMILLION, MINT, GREY = table.BLUE, "#E36C12", "#56CDA5", "#808080"
 RANKS = (BLUE, "#E69F00", "#009E73", "#F0E442", VERMILLION, "#56B4E9", "#CC79A7")
 """Colours of ranks; with more ranks they begin again (`dashes`)."""
 _DASHES = ("", "3 2", "1 2")
@@ -171,41 +171,37 @@ def swatch(kind: str) -> str:
     )
 
 
-def share_bar(shares: dict[str, float]) -> str:
+def share_bar(shares: Mapping[str, float]) -> str:
     """Return a bar of what share of a whole each kind has."""
+    return stacked_bar(((share, f'fill="{COLOURS[kind]}"') for kind, share in shares.items()), 8)
+
+
+def stacked_bar(parts: Iterable[tuple[float, str]], height: int, about: str = "") -> str:
+    """Return a bar of parts of a whole: the share and the look of each; `about`: what is said of it."""
     x, pieces = 0.0, ""
-    for kind, share in shares.items():
-        pieces += f'<rect x="{x:.1f}" width="{100 * share:.1f}" height="8" fill="{COLOURS[kind]}"/>'
-        x += 100 * share
+    for share, look in parts:
+        pieces += f'<rect x="{1000 * x:.1f}" width="{1000 * share:.1f}" height="{height}" {look}/>'
+        x += share
+    role = f'role="img" aria-label="{about}"' if about else 'aria-hidden="true"'
     return (
-        '<svg aria-hidden="true" viewBox="0 0 100 8" preserveAspectRatio="none" width="100%" height="8">'
+        f'<svg {role} viewBox="0 0 1000 {height}" preserveAspectRatio="none" width="100%" height="{height}">'
         f"{pieces}</svg>"
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table whose cells may be shaded: a caption, a head and rows; the first cell of a row names it."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Grid(table.Table):
+    """A table without a card around it, whose title is its caption; its cells may be shaded."""
 
-    caption: str
-    """One line."""
-    head: tuple[str, ...]
-    """Names of the columns."""
-    rows: Sequence[tuple[str, ...]]
-    """As many cells as the head has."""
     shades: Sequence[Sequence[float]] = ()
     """How dark each cell is, 0 to 1, without the first of each row; empty: none is."""
 
-    def text(self) -> str:
-        """Return the table in columns of text."""
-        return Table(self.caption, self.head, self.rows).text()
-
     def html(self) -> str:
         """Return the table; a wide one scrolls inside its place.  Without rows: the caption."""
-        caption = escape_html(self.caption)
+        caption = escape_html(self.title)
         if not self.rows:
             return f"<p>{caption}</p>"
-        numbers = Table("", self.head, self.rows).numbers()
+        numbers = self.numbers()
         side = [' class="nbp-n"' * (i in numbers) for i in range(len(self.head))]
         head = "".join(
             f'<th scope="col"{where}>{escape_html(name)}</th>'

@@ -488,7 +488,7 @@ class CellOutput:
                 and self._writer.size + 2 * self._size <= 2 * self._printed + 2048
             )
             if again:
-                pieces, self._cleared = self._final(self._without_live(self._arrivals)), False
+                pieces, self._cleared = self._final(self._without_live(self._arrivals), self._notes), False
             live = self._lines.next_state(again=again) if self._in_place else None
         if again:
             self._writer.show_again(pieces)
@@ -510,7 +510,7 @@ class CellOutput:
                 return
             updates, self._updates = self._updates, []
             live = last_state(self._arrivals)
-            new, final = self._new_pieces(), self._final(self._arrivals)
+            new, final = self._new_pieces(), self._final(self._arrivals, self._notes)
             changed, self._cleared = self._cleared or bool(self._writer.live), True  # if this is interrupted
         for update in updates:
             self._writer.update(update)
@@ -529,9 +529,9 @@ class CellOutput:
         """Leave out the lines that are shown while they change."""
         return [a for a in arrivals if not isinstance(a[1], Progress)] if self._in_place else arrivals
 
-    def _final(self, arrivals: list[Arrival]) -> list[Piece]:
-        above = [_note(text) for text, late in self._notes if not late]
-        below = [_note(text) for text, late in self._notes if late]
+    def _final(self, arrivals: list[Arrival], notes: list[tuple[str, bool]]) -> list[Piece]:
+        above = [_note(text) for text, late in notes if not late]
+        below = [_note(text) for text, late in notes if late]
         return [*above, *self._arranged(arrivals), *below]
 
     def _new_pieces(self) -> list[Piece]:
@@ -542,10 +542,7 @@ class CellOutput:
             self._held = 0
         arrivals = self._arrivals[self._shown : len(self._arrivals) - self._held]
         self._shown += len(arrivals)
-        arrivals = self._without_live(arrivals)
-        above = [_note(text) for text, late in notes if not late]
-        below = [_note(text) for text, late in notes if late]
-        return [*above, *self._arranged(arrivals), *below]
+        return self._final(self._without_live(arrivals), notes)
 
     def _delay_values(self) -> None:
         """Delay the values to the end: without clearing, only this puts them into rank order."""

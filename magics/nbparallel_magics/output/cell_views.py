@@ -13,7 +13,7 @@ from nbparallel_magics.output.publisher import Publisher
 if TYPE_CHECKING:
     from nbparallel.distributed.tracing.profiling.profile import Profile
     from nbparallel.session import PendingCell, Session
-    from nbparallel.session.diagnostics.speedup import Scaling
+    from nbparallel.session.diagnostics.measurement import Scaling
     from nbparallel_magics.output.cell_output import CellOutput
     from nbparallel_widgets.measured_view import ProfileView
 

@@ -17,15 +17,14 @@ import json
 import math
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from nbparallel.errors.text.table import muted
 
@@ -145,37 +144,6 @@ def _message_id(parent: Any) -> str:
     return str(header.get("msg_id", ""))
 
 
-class IdleInterrupt:
-    """The stop button between two cells: it interrupts what ranks run in the background or for a subshell.
-
-    ipykernel ignores SIGINT while it handles no message: it puts back what it found before the first one
-    (`Kernel.pre_handler_hook` and `post_handler_hook`).  While the extension is loaded that is our handler,
-    which does nothing while nothing runs.
-
-    Parameters
-    ----------
-    kernel : ipykernel.kernelbase.Kernel
-    interrupt : callable
-        Interrupts the cell that runs; called in the signal handler, so it may take no lock.
-    """
-
-    def __init__(self, kernel: Any, interrupt: Callable[[], None]) -> None:
-        self._kernel, self._interrupt = kernel, interrupt
-
-    def install(self) -> None:
-        """Interrupt cells from now on, unless a library has put a handler of its own there."""
-        if getattr(self._kernel, "saved_sigint_handler", None) is signal.SIG_IGN:
-            self._kernel.saved_sigint_handler = self._handle
-
-    def remove(self) -> None:
-        """Have SIGINT ignored between cells again."""
-        if getattr(self._kernel, "saved_sigint_handler", None) == self._handle:
-            self._kernel.saved_sigint_handler = signal.SIG_IGN
-
-    def _handle(self, *_: object) -> None:
-        self._interrupt()
-
-
 _LARGEST_MESSAGE = 1_100_000
 """Bytes of JSON in one stream message: two are below the server's limit.  A larger text is sent in several,
 and a front end renders all of it again for each."""
@@ -183,41 +151,6 @@ _SERVER_WINDOW = 3.0
 """Seconds over which the Jupyter server counts."""
 _SERVER_BYTES = 2_400_000
 """Bytes in that window that are safely below the server's limit of 3,000,000."""
-
-
-class Publisher(Protocol):
-    """Destination of a cell's output; may be called from any thread."""
-
-    separate_streams: bool
-    """Whether stdout and stderr are shown apart, so that one cannot end in the other's line."""
-    renders_again: bool
-    """Whether more text of a stream makes what is there be rendered again."""
-
-    @property
-    def can_clear(self) -> bool:
-        """Whether what was shown can be cleared."""
-
-    def stream(self, name: str, text: str) -> None:
-        """Show text of ``stdout`` or ``stderr``."""
-
-    def note(self, text: str) -> None:
-        """Show lines of our own, which stand back where the front end can show that."""
-
-    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
-        """Show a rich display."""
-
-    def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
-        """Replace a display by its ``display_id``."""
-
-    @property
-    def can_live(self) -> bool:
-        """Whether `live` can replace what it has shown."""
-
-    def live(self, text: str, *, last: bool) -> None:
-        """Show lines in the place of those of the last call; after `last` in a new place."""
-
-    def clear(self, *, then_more: bool) -> None:
-        """Clear what this cell showed, keeping what the notebook itself showed in it."""
 
 
 @functools.cache
@@ -265,11 +198,14 @@ PACER = Pacer()
 
 
 class KernelPublisher:
-    """Sends messages of the cell during which it was made, also after its end."""
+    """Sends messages of the cell during which it was made, also after its end; from any thread."""
 
     separate_streams = True
+    """Whether stdout and stderr are shown apart, so that one cannot end in the other's line."""
     renders_again = True
+    """Whether more text of a stream makes what is there be rendered again."""
     can_live = True
+    """Whether `live` can replace what it has shown."""
 
     def __init__(self, kernel: Any, parent: Any, notebook: NotebookOutput | None = None) -> None:
         self._kernel, self._parent, self._notebook = kernel, parent, notebook
@@ -281,9 +217,11 @@ class KernelPublisher:
 
     @property
     def can_clear(self) -> bool:
+        """Whether what was shown can be cleared."""
         return self._notebook is not None and self._notebook.covers(self._parent) and not is_logged()
 
     def stream(self, name: str, text: str) -> None:
+        """Show text of ``stdout`` or ``stderr``."""
         start = 0
         while start < len(text):
             length = _LARGEST_MESSAGE
@@ -295,18 +233,22 @@ class KernelPublisher:
             self._send("stream", {"name": name, "text": part})
 
     def note(self, text: str) -> None:
+        """Show lines of our own, which stand back where the front end can show that."""
         if is_logged():
             self.stream("stdout", text)
         else:
             self.display({"text/plain": text.rstrip("\n"), "text/html": muted(text)}, {}, {})
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        """Show a rich display."""
         self._send_display("display_data", data, metadata, transient)
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+        """Replace a display by its ``display_id``."""
         self._send_display("update_display_data", data, metadata, transient)
 
     def live(self, text: str, *, last: bool) -> None:
+        """Show lines in the place of those of the last call; after `last` in a new place."""
         known, self._live = self._live, self._live or f"nbparallel-live-{uuid.uuid4().hex}"
         show = self.update if known else self.display
         show({"text/plain": text}, {}, {"display_id": self._live})
@@ -314,6 +256,7 @@ class KernelPublisher:
             self._live = ""
 
     def clear(self, *, then_more: bool) -> None:
+        """Clear what this cell showed, keeping what the notebook itself showed in it."""
         self._live = ""
         self._send_what_came_before()
         kept = self._notebook.forget_of(self) if self._notebook else []
@@ -360,6 +303,8 @@ def _sendable(value: Any) -> Any:
 
 class PlainPublisher:
     """Prints: in a terminal, under ``%%capture``, or in a kernel that is not ipykernel."""
+
+    # docstrings inherited from KernelPublisher
 
     separate_streams = False
     renders_again = False
@@ -421,6 +366,10 @@ class PlainPublisher:
 
     def clear(self, *, then_more: bool) -> None:
         raise NotImplementedError("a terminal keeps what it shows")
+
+
+Publisher = KernelPublisher | PlainPublisher
+"""Destination of a cell's output; may be called from any thread."""
 
 
 def publisher_for(shell: Any, notebook: NotebookOutput | None) -> Publisher:

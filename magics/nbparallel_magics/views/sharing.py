@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from IPython.core.error import UsageError
 from IPython.display import display
 
+from nbparallel.errors import StrategyUnavailableError
 from nbparallel.errors.text.table import Table
+from nbparallel.wire.system import file_system_room
 from nbparallel.wire.units import size_text
 from nbparallel_magics.error_display import brief_errors
 from nbparallel_magics.state import ExtensionState
@@ -70,13 +72,9 @@ def _state(name: str) -> str:
 
 def _limits() -> str:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    text = f"open files: at most {files} a process"
-    try:
-        shm = os.statvfs("/dev/shm")
-    except OSError:
-        return text
-    free, size = shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize
-    return f"{text}; /dev/shm: {size_text(free)} of {size_text(size)} free"
+    room = file_system_room("/dev/shm")
+    shm = "" if room is None else f"; /dev/shm: {size_text(room[0])} of {size_text(room[1])} free"
+    return f"open files: at most {files} a process{shm}"
 
 
 def switch(line: str) -> str:
@@ -94,7 +92,6 @@ def switch(line: str) -> str:
         raise UsageError("%sharing_strategy: flags come before the name")
     if "" in options.values():
         raise UsageError("%sharing_strategy: options are written name=value, as in mmap directory=/var/tmp")
-    from nbparallel.errors import StrategyUnavailableError
     from nbparallel.sharing import set_sharing_strategy
 
     try:
@@ -118,7 +115,7 @@ def share(state: ExtensionState, names: Sequence[str]) -> Sequence[str]:
 
 def bench(session: Session | None, seconds: float | None) -> None:
     """Measure every strategy, on the ranks that run or on one that is started for this; show the times."""
-    from nbparallel.session.diagnostics.strategy_benchmark import SECONDS, strategy_bench
+    from nbparallel.session.diagnostics.measurement import SECONDS, strategy_bench
 
     limit = seconds or SECONDS
     print(f"measuring every strategy on a rank for about {limit:g} s; interrupt to stop")  # noqa: T201

@@ -32,6 +32,7 @@ from nbparallel.wire.system import (
     affine_cpus,
     cgroup_quota,
     do_all,
+    file_system_room,
     mapping_limit,
     open_descriptors,
     process_limit,
@@ -113,7 +114,7 @@ def inspect_machine() -> Machine:
         max_maps=mapping_limit(),
         used_maps=_read("/proc/self/maps").count("\n"),
         free=tuple(memory_limits.limits()),
-        shm=_shm(),
+        shm=file_system_room(SHM),
         cpus=os.cpu_count() or 1,
         affinity=affine_cpus(),
         quota=cgroup_quota(),
@@ -134,14 +135,6 @@ def _read(path: str) -> str:
         return read_text(path)
     except OSError:
         return ""
-
-
-def _shm() -> tuple[int, int] | None:
-    try:
-        room = os.statvfs(SHM)
-    except OSError:
-        return None
-    return room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
 
 
 def _blas() -> tuple[tuple[str, int], ...]:

@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbparallel import sharing
 from nbparallel.distributed.runtime.peer_memory import line_inside
@@ -82,17 +82,8 @@ _TAKES = ("recv", "irecv", "barrier", "monitored_barrier")
 _TO_ROOT, _FROM_ROOT, _TO_ALL = ("reduce", "gather"), ("broadcast",), ("all_reduce",)
 
 
-class CommunicationMatrix(NamedTuple):
-    """Two square tables over the ranks; an empty one is not known."""
-
-    waited: tuple[tuple[float, ...], ...]
-    """Row i, column j: seconds that rank i waited for rank j."""
-    moved: tuple[tuple[int, ...], ...]
-    """Row i, column j: bytes of rank i that operations brought to rank j."""
-
-
-def communication_matrix(record: CellRecord, world_size: int) -> CommunicationMatrix:
-    """Return which rank waited for which in a cell, and what went where.
+def communication_matrix(record: CellRecord, world_size: int) -> dict[str, Any]:
+    """Return which rank waited for which in a cell, and what went where, as fields of a `SessionActivity`.
 
     Waits are those that were noted, as in the timeline.  Bytes are known if every operation that moved any
     was noted, and shows where they went: messages, `broadcast`, `reduce`, `gather` and `all_reduce`.
@@ -107,7 +98,7 @@ def communication_matrix(record: CellRecord, world_size: int) -> CommunicationMa
                 waited[rank][span.awaited] += span.wait_ns / 1e9
         known = known and _add_bytes(moved, rank, operations, sorted(record.ranks))
     table = tuple(tuple(row) for row in moved) if known else ()
-    return CommunicationMatrix(tuple(tuple(row) for row in waited), table)
+    return {"waited": tuple(tuple(row) for row in waited), "moved": table}
 
 
 def _add_bytes(
@@ -274,7 +265,7 @@ class ActivityReader:
         self._ranks, self._names, self._tasks = ranks, names, tasks
         self._totals = SharedTotals(0, 0, 0, {})
         self._limit: tuple[int, int | None, int | None] = (-LIMITS_NS, None, None)
-        self._pairs: tuple[CellRecord | None, CommunicationMatrix] = (None, CommunicationMatrix((), ()))
+        self._pairs: tuple[CellRecord | None, dict[str, Any]] = (None, {})
 
     def read(self) -> SessionActivity:
         """Return what happens now; waits for no rank.
@@ -298,8 +289,11 @@ class ActivityReader:
         else:
             look = _ActivitySnapshot(pool.control, clock, record, starting, totals, now)
             ranks = tuple(look.rank(handle) for handle in list(pool.handles))
-        known = not clock.running and not self._ranks.place.parts  # those of one part are no matrix
-        pairs = self._communication_matrix(record, len(ranks)) if known else CommunicationMatrix((), ())
+        pairs: tuple[CellRecord | None, dict[str, Any]] = (None, {})
+        if record is not None and not clock.running and not self._ranks.place.parts:  # one part has no matrix
+            pairs = self._pairs
+            if pairs[0] is not record:
+                pairs = self._pairs = record, communication_matrix(record, len(ranks))
         return SessionActivity(
             running=clock.running,
             number=clock.number,
@@ -312,8 +306,7 @@ class ActivityReader:
             **phase_fields(clock, starting, moving),
             limit_nbytes=self._limit_nbytes(now),
             culprits=culprits_of(ranks),
-            waited=pairs.waited,
-            moved=pairs.moved,
+            **pairs[1],
             memory_nbytes=self._limit[2],
         )
 
@@ -335,15 +328,6 @@ class ActivityReader:
             limit = None if free is None else totals.nbytes + totals.pooled_nbytes + free
             self._limit = now, limit, whole
         return self._limit[1]
-
-    def _communication_matrix(self, record: CellRecord | None, world_size: int) -> CommunicationMatrix:
-        known, pairs = self._pairs
-        if record is None:
-            return CommunicationMatrix((), ())
-        if known is not record:
-            pairs = communication_matrix(record, world_size)
-            self._pairs = record, pairs
-        return pairs
 
 
 @dataclass(frozen=True, slots=True)

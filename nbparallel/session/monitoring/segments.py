@@ -6,7 +6,6 @@ registered ones, and each rank reports what it made at the end of a task.
 
 from __future__ import annotations
 
-import os
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from nbparallel.transfer.variable_info import describe_variable, has_memory
 from nbparallel.wire.inspection import LedgerRow, NamespaceReport, Origin, VariableInfo
 from nbparallel.wire.messages import RankSegment
 from nbparallel.wire.segments import creator_of
+from nbparallel.wire.system import file_system_room
 
 # Names of a session: the notebook's variables and those of all ranks, compared.
 
@@ -251,9 +251,8 @@ def sum_up(
 def memory_extent() -> tuple[int | None, int | None]:
     """Return how many bytes new arrays can still take, and all of that memory; None if unknown."""
     found = [(limit.free, limit.whole) for limit in limits()]
-    if sharing.get_sharing_strategy() == "file_system":
-        extent = os.statvfs(DIRECTORY)
-        found.append((extent.f_bavail * extent.f_frsize, extent.f_blocks * extent.f_frsize))
+    if sharing.get_sharing_strategy() == "file_system" and (room := file_system_room(DIRECTORY)):
+        found.append(room)
     free, whole = min(found, default=(None, None))
     return None if free is None else max(0, free), whole
 

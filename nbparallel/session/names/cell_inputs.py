@@ -19,6 +19,7 @@ from nbparallel.errors import (
     ReadOnlyArrayError,
     UnknownNameError,
     UnpicklableError,
+    grouped,
     resembling,
 )
 from nbparallel.session.names.encoding import SharedArrays, Value, encode, encode_class, nbytes_shared
@@ -327,7 +328,7 @@ class CellInputs:
     sent : list of Value
         Values that at least one rank was sent; the caller fills it.
     tied : dict of str to frozenset of str
-        Names whose values have tensors in common, by each of them; `find_ties` fills it.
+        Names whose values have tensors in common, by each of them; `complete` fills it.
     copied : dict of str to int
         Bytes copied to move arrays; the caller fills it.
     words : set of str
@@ -429,18 +430,18 @@ class CellInputs:
         self._arrays = private
         return private
 
-    def copy_arrays(self) -> None:
-        """Encode by value the arrays that could not be shared."""
+    def complete(self) -> None:
+        """Encode by value the arrays that could not be shared; find the tensors that several values contain.
+
+        These are such as those of a model and its optimiser.
+        """
         for name in self._arrays:
             self._encode(name, None)
-
-    def find_ties(self) -> None:
-        """Find the tensors that several values contain, such as those of a model and its optimiser."""
-        places: dict[int, list[tuple[Value, int]]] = {}
-        for value in self._with_tensors:
-            tensors = () if value.serialised is None else value.serialised.tensors
-            for number, tensor in enumerate(tensors):
-                places.setdefault(id(tensor), []).append((value, number))
+        places = grouped(
+            (id(tensor), (value, number))
+            for value in self._with_tensors
+            for number, tensor in enumerate(value.serialised.tensors if value.serialised else ())
+        )
         for shared, found in enumerate(found for found in places.values() if len(found) > 1):
             names = frozenset[str]().union(*(self.tied.get(v.name, {v.name}) for v, _ in found))
             self.tied.update(dict.fromkeys(names, names))

@@ -251,8 +251,7 @@ class NameDelivery:
             if private and registry.find_strategy().shares and self._store is not BY_VALUE:
                 notes += self._move(private, namespace, inputs.copied)
                 inputs.encode_arrays()
-            inputs.copy_arrays()
-            inputs.find_ties()
+            inputs.complete()
             self._unshown = []
             return GatheredNames(free, inputs, [*notes, *inputs.notes], namespace)
 

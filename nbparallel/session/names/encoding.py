@@ -29,14 +29,6 @@ from nbparallel.transfer.pickle_format import Pickled
 from nbparallel.transfer.pickling import Serialised, serialise
 from nbparallel.wire.name_updates import ArrayHandle, NameKind, NameUpdate
 
-
-def is_importable(module: types.ModuleType) -> bool:
-    """Whether importing its name would bring this module (one made by hand travels by value)."""
-    return sys.modules.get(module.__name__) is module and (
-        getattr(module, "__spec__", None) is not None or module.__name__ == "__main__"
-    )
-
-
 _ATOMS = (int, str, bool, bytes, types.NoneType)
 _LONG = 4096
 """Characters or bytes; a longer string is compared by its checksum, to hold no second reference to it."""
@@ -138,7 +130,11 @@ def encode(
     UnpicklableError
         It cannot travel.
     """
-    if isinstance(value, types.ModuleType) and is_importable(value):
+    if (  # importing its name would bring this module: one made by hand travels by value
+        isinstance(value, types.ModuleType)
+        and sys.modules.get(value.__name__) is value
+        and (getattr(value, "__spec__", None) is not None or value.__name__ == "__main__")
+    ):
         modules = find_modules(value, mentioned)
         return Value(name, NameKind.MODULE, (modules[0], frozenset(modules)), modules=modules)
     kind = type(value)

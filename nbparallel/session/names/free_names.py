@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from types import FunctionType
@@ -127,20 +128,21 @@ def find_free_names(source: str) -> FreeNames:
     """
     tree = _parse(source)
     total = scan(compile(tree, "<cell>", "exec", flags=_FLAGS, dont_inherit=True))
-    magics = _Magics()
+    visitor = _Magics()
     if "get_ipython" in total.reads:
-        magics.visit(tree)
+        visitor.visit(tree)
+    magics = visitor.found
     unbound = _read_before_bound(tree.body, set())
-    assigned = total.stores | magics.assigned
-    needed = (unbound - assigned) | (magics.needed - total.stores)
-    doubtful = unbound | total.doubtful | magics.doubtful | magics.needed
+    assigned = total.stores | magics["assigned"]
+    needed = (unbound - assigned) | (magics["needed"] - total.stores)
+    doubtful = unbound | total.doubtful | magics["doubtful"] | magics["needed"]
     return FreeNames(
         needed=frozenset(name for name in needed if not is_ipythons(name)),
         doubtful=frozenset(name for name in doubtful - needed if not is_ipythons(name)),
         assigned=frozenset(assigned),
-        mentioned=frozenset(total.mentioned | magics.mentioned),
+        mentioned=frozenset(total.mentioned | magics["mentioned"]),
         changed=find_mutation_hints(tree),
-        words=frozenset(total.words | magics.words),
+        words=frozenset(total.words | magics["words"]),
     )
 
 
@@ -233,11 +235,8 @@ class _Magics(ast.NodeVisitor):
     """Collects names from the calls that IPython's transformation makes of magics and commands."""
 
     def __init__(self) -> None:
-        self.needed: set[str] = set()
-        self.doubtful: set[str] = set()
-        self.assigned: set[str] = set()
-        self.mentioned: set[str] = set()
-        self.words: set[str] = set()
+        self.found: defaultdict[str, set[str]] = defaultdict(set)
+        """By a field of `FreeNames`."""
 
     def visit_Call(self, node: ast.Call) -> None:
         """Visit ``get_ipython().something("…")``, and the inside of every other call."""
@@ -257,7 +256,7 @@ class _Magics(ast.NodeVisitor):
             if method == "run_cell_magic":
                 texts = texts[:1]  # the body is another language's, or a file's
             for text in texts:
-                self.doubtful.update(_WORD.findall(text))
+                self.found["doubtful"].update(_WORD.findall(text))
         if method in ("run_line_magic", "run_cell_magic", "system", "getoutput"):
             for text in texts:
                 self._take_expansions(text)
@@ -269,16 +268,13 @@ class _Magics(ast.NodeVisitor):
             except SyntaxError:
                 self._take_expansions(text)
                 continue
-            self.needed |= found.needed
-            self.doubtful |= found.doubtful
-            self.assigned |= found.assigned
-            self.mentioned |= found.mentioned
-            self.words |= found.words
+            for field in ("needed", "doubtful", "assigned", "mentioned", "words"):
+                self.found[field] |= getattr(found, field)
 
     def _take_expansions(self, text: str) -> None:
-        self.doubtful.update(re.findall(r"\$\{?([A-Za-z_]\w*)", text))
+        self.found["doubtful"].update(re.findall(r"\$\{?([A-Za-z_]\w*)", text))
         for expression in _BRACES.findall(text):
             try:
-                self.doubtful |= find_free_names(expression.partition(":")[0].strip()).needed
+                self.found["doubtful"] |= find_free_names(expression.partition(":")[0].strip()).needed
             except SyntaxError:
                 continue

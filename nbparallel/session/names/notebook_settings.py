@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -24,19 +23,6 @@ def _environment(_: Any) -> dict[str, str]:
     return dict(data)
 
 
-def _filters(_: Any) -> list[Any]:
-    return list(warnings.filters)
-
-
-def _described_filters(filters: list[Any]) -> list[Any]:
-    """Return warning filters with names for classes: a rank does not import a library for its filter."""
-    return [
-        (action, _pattern(text), (category.__module__, category.__qualname__), _pattern(module), line)
-        for action, text, category, module, line in filters
-        if isinstance(category, type)
-    ]
-
-
 def _pattern(pattern: Any) -> Any:
     return pattern if pattern is None or isinstance(pattern, str) else (pattern.pattern, pattern.flags)
 
@@ -49,7 +35,8 @@ def _logging(logging: Any) -> Any:
         stream = next((name for name in _STREAMS if getattr(handler, "stream", 0) is getattr(sys, name)), "")
         if type(handler) is logging.StreamHandler and stream:
             form = handler.formatter
-            style = None if form is None else (form._fmt, form.datefmt, _style(form, logging))
+            styles = (key for key, (kind, _) in logging._STYLES.items() if form and type(form._style) is kind)
+            style = None if form is None else (form._fmt, form.datefmt, next(styles, "%"))
             handlers.append((stream, handler.level, style))
     levels = {
         name: logger.level
@@ -57,14 +44,6 @@ def _logging(logging: Any) -> Any:
         if getattr(logger, "level", 0)
     }
     return root.level, root.manager.disable, handlers, levels
-
-
-def _style(form: Any, logging: Any) -> str:
-    return next((key for key, (kind, _) in logging._STYLES.items() if type(form._style) is kind), "%")
-
-
-def _numpy(numpy: Any) -> Any:
-    return numpy.geterr(), numpy.get_printoptions()
 
 
 def _decimal(decimal: Any) -> Any:
@@ -111,19 +90,11 @@ def _content(container: Any) -> list[Any]:
 _pandas_tree, _matplotlib_tree = _OptionTree(), _OptionTree()
 
 
-def _pandas(pandas: Any) -> dict[str, Any]:
-    return _pandas_tree.read(pandas.options.d)
-
-
 _OF_A_WINDOW = frozenset((
     "backend", "backend_fallback", "interactive", "toolbar", "timezone", "tk.window_focus", "date.epoch",
     "docstring.hardcopy", "savefig.directory", "figure.max_open_warning", "figure.raise_window",
 ))  # fmt: skip
 """What matplotlib's styles leave alone, too."""
-
-
-def _matplotlib(matplotlib: Any) -> Any:
-    return _matplotlib_tree.read(matplotlib.rcParams), _figures()
 
 
 def _figures() -> dict[str, Any]:
@@ -141,24 +112,16 @@ def _figures() -> dict[str, Any]:
     }
 
 
-def _plotly(plotly: Any) -> tuple[str, Any]:
-    return plotly.renderers.default, plotly.templates.default
-
-
-def _torch(torch: Any) -> Any:
-    return torch.get_default_dtype()
-
-
 READERS: dict[str, Callable[[Any], Any]] = {
     "os": _environment,
-    "warnings": _filters,
+    "warnings": lambda warnings: list(warnings.filters),
     "logging": _logging,
-    "numpy": _numpy,
+    "numpy": lambda numpy: (numpy.geterr(), numpy.get_printoptions()),
     "decimal": _decimal,
-    "pandas": _pandas,
-    "matplotlib": _matplotlib,
-    "plotly.io": _plotly,
-    "torch": _torch,
+    "pandas": lambda pandas: _pandas_tree.read(pandas.options.d),
+    "matplotlib": lambda matplotlib: (_matplotlib_tree.read(matplotlib.rcParams), _figures()),
+    "plotly.io": lambda plotly: (plotly.renderers.default, plotly.templates.default),
+    "torch": lambda torch: torch.get_default_dtype(),
 }
 """By the module that has them: a process that has not loaded it has none to follow."""
 
@@ -195,8 +158,12 @@ class NotebookSettings:
 def _pickled(name: str, value: Any) -> bytes:
     import cloudpickle  # here: scripts that start no ranks need none of it
 
-    if name == "warnings":
-        value = _described_filters(value)
+    if name == "warnings":  # with names for classes: a rank does not import a library for its filter
+        value = [
+            (action, _pattern(text), (category.__module__, category.__qualname__), _pattern(module), line)
+            for action, text, category, module, line in value
+            if isinstance(category, type)
+        ]
     elif name == "os":
         value = {os.fsdecode(key): os.fsdecode(text) for key, text in value.items()}
     elif name == "matplotlib":

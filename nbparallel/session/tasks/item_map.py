@@ -37,6 +37,7 @@ from nbparallel.session.names.encoding import dump
 from nbparallel.session.processes.elastic_pool import TaskPool
 from nbparallel.session.results import PROFILE, CellResult, RemoteValue
 from nbparallel.session.tasks.cell_queue import PendingCell, end_cell
+from nbparallel.session.tasks.task_run import LOOK_SECONDS
 from nbparallel.sharing.memory.memory_limits import descriptor_error
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickled_items import dump_item, load_item
@@ -137,8 +138,6 @@ def make_bar(total: int) -> Any:
     return bar
 
 
-LOOK_SECONDS = 0.1
-"""Between two looks at how far the ranks are."""
 MOST_SECONDS = 10**8
 """Three years: what an alarm of the system takes on every machine."""
 SEND_SECONDS = 0.05
@@ -192,7 +191,6 @@ class ItemMap:
         Index of an item -> its result, as far as results have arrived.
     """
 
-    look_seconds = LOOK_SECONDS
     overdue = "ended: the item's time-out had passed, and its code did not answer"
 
     def __init__(

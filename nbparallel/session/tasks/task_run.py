@@ -91,6 +91,8 @@ REPORT_SECONDS = 14.0
 """The same for a rank whose code has stopped: its report asks the user's errors for their texts."""
 POLL_SECONDS = 0.25
 """Longest sleep of the waiting thread while a step may be due."""
+LOOK_SECONDS = 0.1
+"""Between two looks of what follows a task."""
 UNANSWERED = "ended: no answer to the interrupt"
 
 
@@ -242,8 +244,6 @@ TaskFactory: TypeAlias = Callable[[TaskPool, int, tuple[int, ...]], tuple[Task, 
 class TaskWatch(Protocol):
     """Follows a task while it runs."""
 
-    look_seconds: float
-    """How often it looks."""
     fds: tuple[int, ...]
     """Descriptors that travel with the task."""
 
@@ -378,7 +378,7 @@ class TaskRun:
                 each for each in self.running if late.get(each.rank, -1) >= self.escalation.limit(each.rank)
             ]
             self.escalation.end(over, watch.overdue)
-            seconds = watch.look_seconds if seconds is None else min(seconds, watch.look_seconds)
+            seconds = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
         event = self.pool.next_event(seconds)  # an interrupt ends this wait as well
         if event is not None:
             self._take(*event)

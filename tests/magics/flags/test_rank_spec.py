@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
+
 import pytest
 from hypothesis import given, strategies as st
+from IPython.core.error import UsageError
 
 from nbparallel_magics.arguments import RankSpec
 
@@ -35,7 +38,7 @@ def test_forms(text: str, ranks: tuple[int, ...]) -> None:
 )
 def test_what_is_no_rank_is_refused(text: str) -> None:
     """What names no rank is refused before anything else happens, and the message says what to write."""
-    with pytest.raises(ValueError, match="rank"):
+    with pytest.raises(ArgumentTypeError, match="rank"):
         RankSpec.parse(text)
 
 
@@ -51,16 +54,16 @@ def test_what_is_no_rank_is_refused(text: str) -> None:
 )
 def test_ranks_that_do_not_exist_are_refused(text: str, message: str) -> None:
     """A rank outside the world is refused with the valid range."""
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UsageError, match=message):
         RankSpec.parse(text).resolve(4)
 
 
 @given(st.text(alphabet="0123456789,:- ax", max_size=12), st.integers(1, 20))
-def test_any_text_is_ranks_or_a_value_error(text: str, world_size: int) -> None:
-    """No text does anything but name existing ranks or raise a ValueError."""
+def test_any_text_is_ranks_or_an_error(text: str, world_size: int) -> None:
+    """No text does anything but name existing ranks or raise an error of one line."""
     try:
         ranks = RankSpec.parse(text).resolve(world_size)
-    except ValueError:
+    except (ArgumentTypeError, UsageError):
         return
     assert ranks
     assert set(ranks) <= set(range(world_size))

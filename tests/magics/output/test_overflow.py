@@ -105,7 +105,7 @@ def test_one_display_that_is_too_long_is_in_a_file(
 def test_the_file_is_this_users_and_goes_with_the_extension(shell: InteractiveShell, tmp_path: Path) -> None:
     """Nobody else may look into it; unloading removes it, and what comes later is lost, with a word."""
     nbparallel_magics.load(shell)
-    state = nbparallel_magics.extension.state_of(shell)
+    state = shell.magics_manager.registry["ParallelMagics"].state
     assert state is not None
     log = Path(state.logs.new_log())
     assert log.parent.stat().st_mode & 0o777 == 0o700

@@ -132,7 +132,7 @@ def test_an_interrupted_measurement_leaves_nothing(kernel: Kernel) -> None:
     kernel.interrupt()
     outcome = cell.wait(30)
     assert outcome.ename == "KeyboardInterrupt"
-    assert "strategy_benchmark.py" not in outcome.traceback
+    assert "measurement.py" not in outcome.traceback
     assert kernel.run("nbp.segments() == (), nbp.get_sharing_strategy()").result == "(True, 'file_system')"
     assert kernel.descendants() == []
 
@@ -151,5 +151,5 @@ def test_looking_while_ranks_are_busy(kernel: Kernel) -> None:
     assert "computing" in shown(kernel.run("%parallel_status"))
     refused = kernel.run("%sharing_strategy --bench")
     assert refused.ename == "BusyError"
-    assert "strategy_benchmark.py" not in refused.traceback
+    assert "measurement.py" not in refused.traceback
     assert kernel.run("%parallel_stop").status == "ok"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from nbparallel.session.monitoring.timeline import COMPUTING, RankRow, Span, Timeline
-from nbparallel_magics.extension import state_of
 from tests.harness.kernel import Kernel
 
 FOUND = Timeline(
@@ -51,7 +50,7 @@ def test_mistakes_are_said_in_a_line(notebook: Any, tmp_path: Path) -> None:
     for flags in ("--from 0.5", "--from 0.4 --to 0.4"):
         assert "s: the cell took 500 ms" in error_of(notebook, f"%parallel_timeline {flags}")
     assert "--save writes the whole cell" in error_of(notebook, "%parallel_timeline --to 1 --save x.json")
-    state = state_of(notebook.shell)
+    state = notebook.shell.magics_manager.registry["ParallelMagics"].state
     state.background = SimpleNamespace(done=lambda: False)
     assert "still runs: wait for it with %parallel_result" in error_of(notebook, "%parallel_timeline")
 

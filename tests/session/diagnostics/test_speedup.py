@@ -6,7 +6,7 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
-from nbparallel.session.diagnostics.speedup import Scaling
+from nbparallel.session.diagnostics.measurement import Scaling
 
 
 def test_amdahl_s_law_is_fitted() -> None:

@@ -10,7 +10,7 @@ import pytest
 import nbparallel as nbp
 from nbparallel.errors import SharedMemoryFullError
 from nbparallel.session import Session, strategy_bench
-from nbparallel.session.diagnostics.strategy_benchmark import SIZES
+from nbparallel.session.diagnostics.measurement import SIZES
 from nbparallel.sharing.strategies.memfd import FileDescriptorStrategy
 from nbparallel.testing.strategies import temporary_registry
 
