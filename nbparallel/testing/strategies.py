@@ -37,11 +37,14 @@ _REPETITIONS = 30
 def temporary_registry(*strategies: Strategy) -> Iterator[None]:
     """Use `strategies` beside the others or in their place; afterwards the registry is what it was before."""
     before, chosen = registry._strategies, registry._current
+    options = [(strategy, vars(strategy).copy()) for strategy in before.values()]
     registry._strategies = {**before, **{strategy.name: strategy for strategy in strategies}}
     try:
         yield
     finally:
         registry._strategies, registry._current = before, chosen
+        for strategy, values in options:
+            vars(strategy).update(values)
         registry._generation += 1  # ranks follow
 
 

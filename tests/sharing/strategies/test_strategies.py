@@ -109,3 +109,12 @@ def test_only_sealed_memory_of_the_right_size_is_adopted(strategy, source, tmp_p
     adopted = strategy.adopt(os.dup(source.fd), 8192)
     adopted.close()
     adopted.close()
+
+
+def test_a_temporary_registry_gives_options_back(tmp_path):
+    """What a test sets of a strategy ends with it."""
+    before = registry.choice()
+    with temporary_registry():
+        nbp.set_sharing_strategy("mmap", directory=tmp_path)
+        assert registry.choice() != before
+    assert registry.choice() == before
