@@ -218,7 +218,7 @@ class PeerMemory:
         if not self.offered or not x.nbytes:
             return 0
         address = int(x.__array_interface__["data"][0])
-        owner = x if x.base is None else x.base
+        owner: Any = x if x.base is None else x.base  # an mmap, say: numpy's types know arrays alone
         if not isinstance(owner, np.ndarray) or not owner.flags.owndata:
             found = np.empty(1, np.uint8)
             for place in (address, address + x.nbytes - 1):
