@@ -57,6 +57,11 @@ class SegmentDirectory:
             It does not; the message has the numbers.
         """
         extent = os.statvfs(self.path)
+        if extent.f_files and not extent.f_favail:
+            raise SharedMemoryFullError(
+                f"no file can be added to {self}: all {extent.f_files} names that it can hold are taken; "
+                f"{self.first}, or {self.remedy}"
+            )
         free = extent.f_bavail * extent.f_frsize
         if free < nbytes:
             # Raised as it is made: an error that a variable of its own traceback holds is a cycle, which

@@ -140,7 +140,7 @@ def test_a_lost_segment_socket_ends_who_lost_it(socket_of: str) -> None:
         else:
             with broker_socket(rank_pool(session).supervisor.broker) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
-            wait_until(lambda: rank_pool(session).lost)
+            wait_until(lambda: rank_pool(session).ended())
             assert session.run("all_reduce(rank)").values == [1, 1]
 
 
