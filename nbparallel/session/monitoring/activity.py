@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbparallel import sharing
-from nbparallel.distributed.runtime.peer_memory import line_inside
 from nbparallel.session.monitoring.segments import (
     SharedSegment,
     SharedTotals,
@@ -354,6 +353,10 @@ class _ActivitySnapshot:
             if handle.death is None:
                 state, operation, line, since, waits_for, last_line = self._state(handle)
                 if last_line > line and self.control is not None:
+                    from nbparallel.distributed.runtime.peer_memory import (
+                        line_inside,
+                    )  # brings all operations
+
                     inside = line_inside(self.control, handle.pid, rank)
             times = self._times(handle)
             items = self._items(rank) or items

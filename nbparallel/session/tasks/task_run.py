@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from nbparallel.distributed.runtime.observers import cell_observer
 from nbparallel.errors import NbParallelError, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import Preparation
@@ -337,6 +336,8 @@ class TaskRun:
         """Return what the cell's observers conclude from what ranks have sent of their logs."""
         found = {}
         for observer in getattr(self.task, "observers", ()):
+            from nbparallel.distributed.runtime.observers import cell_observer  # brings all operations
+
             logs = [part.log for part in self._parts if part.observer == observer]
             ended = {rank: end.observed for rank, end in self.outcomes.items() if observer in end.observed}
             logs += [log[observer] for log in ended.values()]
