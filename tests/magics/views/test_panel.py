@@ -25,8 +25,9 @@ def test_in_a_terminal(notebook: Any) -> None:
 
 def _updates(kernel: Kernel) -> list[str]:
     """Return what the figures of the panel became, one after the other."""
-    texts = [m.content["data"]["text/plain"] for m in kernel.messages if m.kind == "update_display_data"]
-    return [text for text in texts if "\nmemory: shared " in text]
+    updates = [m.content for m in kernel.messages if m.kind == "update_display_data"]
+    figures = [each for each in updates if each["transient"]["display_id"].endswith("-figures")]
+    return [each["data"]["text/plain"] for each in figures]
 
 
 @pytest.mark.every_kernel
