@@ -194,6 +194,9 @@ def test_words_and_names_that_lack() -> None:
     words = [node.text for node in ElementTree.fromstring(svg(picture)).iter(f"{SVG}text")]
     assert words.count("not defined") == 2
     assert {"<b> & c", "None", "was killed by SIGKILL"} <= set(words)
+    assert "name x, where rank 2, after was killed by SIGKILL.</desc>" in svg(picture), (
+        "nothing is read empty"
+    )
 
 
 def test_matrices_and_lists() -> None:

@@ -177,6 +177,13 @@ def test_a_strip_is_in_true_order() -> None:
     assert f"|{'█' * 8}{'·' * 8}{'█' * 8}|" in repr(PanelView(activity, course=course))
 
 
+def test_a_letter_is_what_took_most_of_its_time() -> None:
+    """However far apart samples were: 2.2 s of waiting, seen in steps, are more than 2 s of computing."""
+    seen = [at(2.0 + i, computing=2.0, waiting=float(i)) for i in range(99)]
+    assert axis_end(seen[-1]) / 24 == pytest.approx(4.17, abs=0.01), "of a letter"
+    assert f"|{'·' * 24}|" in repr(PanelView(seen[-1], course=course_of(*seen)))
+
+
 def test_equal_neighbours_are_one_piece_and_long_cells_stay_small() -> None:
     """A cell of an hour is there from its beginning, at less resolution; a course has a bounded size."""
     course = Course()

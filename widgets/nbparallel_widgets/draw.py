@@ -302,7 +302,8 @@ def svg(drawn: DrawnValues) -> str:
 def _said(table: Table) -> str:
     """Return a table as a screen reader reads it, a sentence a row."""
     rows = (
-        ", ".join(f"{name} {cell}" for name, cell in zip(table.head, row, strict=True)) for row in table.rows
+        ", ".join(f"{name} {cell}" for name, cell in zip(table.head, row, strict=True) if cell)
+        for row in table.rows
     )
     return "".join(f"{row}. " for row in rows).replace("\n", "; ").strip()
 

@@ -228,8 +228,13 @@ def table_text(activity: SessionActivity, course: Course, title: str) -> str:
 
 def _letters(rank: RankActivity, course: Course, end: float) -> str:
     pieces = (
-        (s.begin, s.end, dict(zip(KINDS, (s.computing, s.waiting, s.moving), strict=True)))
+        (
+            s.begin,
+            s.end,
+            {kind: seconds / (s.end - s.begin) for kind, seconds in zip(KINDS, s[2:5], strict=True)},
+        )
         for s in course.stretches(rank.rank)
+        if s.end > s.begin
     )
     return letters(pieces, end, LETTERS_WIDE)
 
