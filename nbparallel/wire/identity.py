@@ -246,7 +246,10 @@ class Join:
         """Read a payload; `ProtocolError` if it is damaged."""
         rank, world_size, versions, cpus = _fields(payload, 4, "JOIN")
         whole = [rank, world_size, *cpus] if isinstance(cpus, list) else [None]
-        if not isinstance(versions, str) or not all(type(n) is int and 0 <= n < 1 << 31 for n in whole):
+        # JSON can hold half a character, which an answer that quotes it could not
+        if not (isinstance(versions, str) and versions.isascii()) or not all(
+            type(n) is int and 0 <= n < 1 << 31 for n in whole
+        ):
             raise ProtocolError(f"damaged JOIN frame: {payload[:80]!r}")
         return cls(rank, world_size, versions, tuple(cpus))
 

@@ -358,6 +358,16 @@ def test_who_says_what_it_may_not(client, message):
     assert book.entries[SECOND].holders == {0}
 
 
+@pytest.mark.parametrize("message", [Intend, lambda path: Register(segment_id(1, 1), 4096, False, path=path)])
+def test_another_clients_name_is_said_so_that_it_can_be_logged(message):
+    """A name need not be text: the refusal is, which the supervisor writes to its log as UTF-8."""
+    book = kept()
+    book.step(0, Intend("/dev/shm/nbp_\udcff"))
+    with pytest.raises(ProtocolError) as refused:
+        book.step(1, message("/dev/shm/nbp_\udcff"))
+    assert "nbp_\\udcff'" in str(refused.value)
+
+
 def test_a_damaged_handle_holds_nothing():
     """Who names the wrong memory gets nothing that it could mix up with another array."""
     book = kept()

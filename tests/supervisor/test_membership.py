@@ -63,6 +63,7 @@ def test_those_who_do_not_fit_are_named(second: Join, said: str) -> None:
         b'[true,2,"x",[]]',
         b'[-1,2,"x",[0]]',
         b'[0,2,"x",["a"]]',
+        rb'[0,2,"\ud800",[0]]',
         b"\xff",
         b"[1.5",
     ],

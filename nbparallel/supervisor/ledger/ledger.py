@@ -171,7 +171,7 @@ class Ledger:
                 return self._register(client, message)
             case Intend(path):
                 if self.names.setdefault(path, client) != client:
-                    raise ProtocolError(f"client {client} wants to make {path}, which is another's")
+                    raise ProtocolError(f"client {client} wants to make {path!r}, which is another's")
             case Removed(path):
                 if self.names.get(path) == client:
                     del self.names[path]
@@ -207,7 +207,7 @@ class Ledger:
             self._hold(client, segment, entry)
             return [StoreDescriptor(segment)]
         if message.path and self.names.setdefault(message.path, client) != client:
-            raise ProtocolError(f"client {client} registered {message.path}, which is another's")
+            raise ProtocolError(f"client {client} registered {message.path!r}, which is another's")
         if message.memory and not self._is_of(client, message):
             raise ProtocolError(f"segment {segment:#x} can be no use of memory {message.memory:#x}")
         entry = Entry(message.nbytes, message.writable, set(), path=message.path, memory=message.memory)
