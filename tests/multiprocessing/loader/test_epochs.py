@@ -128,10 +128,11 @@ def test_a_supervisor_that_is_killed_and_few_descriptors(tmp_path: Path, method:
     run(
         """
         import resource
-        made = loader(300)
+        def begin(number):
+            open(f"begun{number}", "w").close()
+        made = loader(300, worker_init_fn=begin)
         iteration = iter(made)
-        for _ in range(4):
-            next(iteration)  # every worker has begun
+        wait_until(lambda: os.path.exists("begun0") and os.path.exists("begun1"))
         os.kill(household.report().supervisor, signal.SIGKILL)
         try:
             list(iteration)
