@@ -1,9 +1,9 @@
 """What ``profile=True`` costs a cell, and how far each line is from the truth.
 
-``python -m benchmarks.startup.profiled_cell [RUNS]`` runs three cells on one rank,
-in turns without and with a profile.  It prints the overhead in processor time, of the best runs, and the
-share of each line beside what timers say that the code has in other runs (heads of loops are left out): no
-two runs here take the same time, so both look at the same one.
+``python -m benchmarks.startup.profiled_cell [RUNS]`` runs three cells on one rank, in turns without and with
+a profile.  It prints the overhead in processor time, of the best runs, and the share of each line beside that
+of timers, which stand in the code of another run: no two runs here take the same time, so both look at that
+one.  Heads of loops are left out.
 Goals: at most 5 per cent, and 3 points.
 """
 
