@@ -306,7 +306,10 @@ def debug_rank(
 
     if (session := state.running_session()) is None:
         raise UsageError("%debug: the ranks were ended, and their frames with them")
-    chosen = (*failures,)[:1] if spec is None else spec.resolve(session.world_size, session.place.parts)
+    try:
+        chosen = (*failures,)[:1] if spec is None else spec.resolve(session.world_size, session.place.parts)
+    except UsageError as error:
+        raise UsageError(f"%debug: {error}") from None
     if not state.configuration.keep_frames:
         raise UsageError("%debug: no frames were kept: %config NbParallel.keep_frames = True keeps the next")
     rank = chosen[0]

@@ -353,9 +353,8 @@ class _ActivitySnapshot:
             if handle.death is None:
                 state, operation, line, since, waits_for, last_line = self._state(handle)
                 if last_line > line and self.control is not None:
-                    from nbparallel.distributed.runtime.peer_memory import (
-                        line_inside,
-                    )  # brings all operations
+                    # here: it brings all operations
+                    from nbparallel.distributed.runtime.peer_memory import line_inside
 
                     inside = line_inside(self.control, handle.pid, rank)
             times = self._times(handle)

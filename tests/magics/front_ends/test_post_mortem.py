@@ -62,7 +62,7 @@ def test_what_it_cannot_open_it_says(shared_kernel: Kernel) -> None:
     """No such rank, no user, frames that are gone or were not kept: one line, and the failure stays."""
     kernel = with_failure(shared_kernel)
     for code, said in (
-        ("%debug -r 7", "there is no rank 7"),
+        ("%debug -r 7", "%debug: there is no rank 7"),
         (
             "%debug -r 0,1",
             "ranks 0-1: there is one debugger, of a rank that raised; -r takes one of ranks 0-1",
