@@ -23,47 +23,42 @@ import contextlib
 import functools
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbparallel.cluster.host_place import HostPlace
-from nbparallel.cluster.rank_mail import LeaderExchange
+from nbparallel.cluster.host_place import LINK, HostPlace
 from nbparallel.distributed.arguments import part_of
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState
 from nbparallel.distributed.collectives.movements import (
-    ALL_GATHER,
-    BROADCAST,
     GATHER,
-    READ_ONLY,
     SCATTER,
+    Call,
     Calls,
-    Pattern,
-    check_number,
+    Movement,
+    array_label,
     checked_parts,
+    checked_value,
+    into_operand,
+    number_label,
 )
 from nbparallel.distributed.data_parallel.gradients import Gradients, average_declared, check_declarations
-from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for, shown_dtype
+from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for
+from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.runtime.rank_context import RankContext
-from nbparallel.distributed.runtime.shared_arrays import (
-    AnyArray,
-    as_operand,
-    as_plain_array,
-    copied,
-    in_kind_of,
-    read_only,
-)
+from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_operand, as_plain_array, copied
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.mismatch import DIFFERENT, Row, parse, table
 from nbparallel.distributed.slots.slot_area import Fingerprint, fingerprint
 from nbparallel.errors import (
-    IN_PLACE,
     LEFT_OUT,
     CollectiveMismatchError,
     CollectiveTimeoutError,
     HostBoundaryError,
     HostLostError,
     NbParallelError,
+    PeerFailedError,
     rank_list,
 )
 from nbparallel.sharing.tensors import is_module, is_tensor
@@ -83,8 +78,6 @@ class HostCall(NamedTuple):
 
     word: int
     """Equal for calls that match."""
-    content: object
-    """What is combined: dtype and shape; None: left open."""
     text: bytes
     """The columns of the table in an error message."""
     line: int
@@ -102,6 +95,8 @@ WHOLE_NBYTES = 1 << 20
 """Up to this size every leader combines all itself: one exchange instead of two."""
 SMALL_NBYTES = 512
 """Up to this size every rank does, and what it combines travels with the calls: no exchange but that."""
+TOGETHER_NBYTES = 16 << 10
+"""What a leader sends to another travels in one message up to this size."""
 BUILT = frozenset({
     "barrier", "monitored_barrier", "broadcast", "reduce", "all_reduce", "gather", "all_gather", "scatter",
     "reduce_scatter", "all_to_all", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single",
@@ -109,6 +104,8 @@ BUILT = frozenset({
     "split",
 })  # fmt: skip
 """What users call; others work inside a host."""
+_ALIKE = frozenset({Operation.broadcast, Operation.all_gather, Operation.scan, Operation.exscan})
+"""Movements of which all ranks take the same values."""
 
 
 class HostOperations:
@@ -118,6 +115,8 @@ class HostOperations:
 
     Parameters
     ----------
+    word : int
+        The group of the messages between leaders; those of users are odd.
     ranks : sequence of int, optional
         The members, in ascending order; by default all ranks.
     """
@@ -126,17 +125,20 @@ class HostOperations:
         self,
         context: RankContext,
         place: HostPlace,
-        leaders: LeaderExchange,
+        sender: Sender,
+        receiver: Receiver,
+        word: int = 2,
         ranks: Sequence[int] | None = None,
     ) -> None:
-        self._context, self._place, self._leaders = context, place, leaders
+        self._context, self._place, self._word = context, place, word
+        self._sender, self._receiver = sender, receiver
         self._ranks = ranks or range(place.world_size)
         parts = [[i for i, rank in enumerate(self._ranks) if rank in part] for part in place.parts.values()]
         self._hosts = [range(part[0], part[-1] + 1) for part in parts if part]
         """The members of each host, by their places in the group."""
         self._rank, self._size = self._ranks.index(context.rank), len(self._ranks)
         self._here = next(i for i, part in enumerate(self._hosts) if self._rank in part)
-        self._count, self._leads = len(self._hosts), self._rank == self._hosts[self._here].start
+        self._leads = self._rank == self._hosts[self._here].start
         self._calls = self._line = 0
         self._operation, self._local_calls = Operation.none, list[bytes]()
         self._described = Calls(self._ranks, self._rank)
@@ -153,8 +155,8 @@ class HostOperations:
                     f"ranks of a group over several hosts are in ascending order, not {list(state.ranks)}: "
                     "leave `key` out of split"
                 )
-            leaders = self._leaders.of(state.word)
-            found = None if inside else HostOperations(self._context, self._place, leaders, state.ranks)
+            ends = self._sender, self._receiver, state.word ^ 1
+            found = None if inside else HostOperations(self._context, self._place, *ends, state.ranks)
             self._groups[state.word] = found
         return self._groups[state.word]
 
@@ -188,74 +190,6 @@ class HostOperations:
         """Do the same, under the name that the user called."""
         self.barrier(local, until, Operation.monitored_barrier)
 
-    def broadcast(self, local: GroupCollectives, x: Any, root: int, until: int | None) -> Any:
-        """Return the value of `root`; an array that was passed is filled."""
-        mine = self._rank == root
-        array = as_operand(x) if not mine and is_tensor(x) else as_plain_array(x)
-        if array is None and is_module(x):
-            instead = "broadcast its state_dict(), which every rank loads"
-            raise self._inside_only("broadcast of a module of torch", instead)
-        if mine or array is None:
-            found = self.move(local, BROADCAST, (x,) if mine else (), (), root, False, until)
-            return x if mine else found
-        if not array.flags.writeable:
-            raise read_only(x, READ_ONLY)
-        self.move(local, BROADCAST, (), [array], root, False, until)
-        return x
-
-    def move(
-        self,
-        local: GroupCollectives,
-        pattern: Pattern,
-        values: Sequence[Any],
-        outputs: Sequence[AnyArray],
-        root: int | None,
-        view: bool,
-        until: int | None,
-    ) -> Any:
-        """Move values as a pattern says; returns what came from the sources, which is no `view`."""
-        movement = self._described.movement(pattern, values, outputs, root)
-        expected = {source: _form(array) for source, array in movement.outputs.items()}
-        brought = tuple(map(_form, values))
-        self._meet(local, movement.operation, movement.fingerprint, until, brought=brought, expected=expected)
-        with self._agreed():
-            found = self._carry(local, pattern, list(map(self._plain, values)), root, until)
-            for place, source in enumerate(movement.sources):
-                array = as_operand(found[place])
-                if (output := movement.outputs.get(source)) is not None and array is not None:
-                    np.copyto(output, array)
-                    found[place] = output
-        return movement.result(found)
-
-    def all_reduce(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
-        """Return the combination of all values; an array in place."""
-        operator, array = find_operator(op), as_operand(x)
-        if array is None:
-            value = check_number(operator, x, "all_reduce")
-            return self._numbers(local, Operation.all_reduce, operator, value, None, until)
-        operator = operator_for(operator, array.dtype)
-        if not array.flags.writeable:
-            raise read_only(x, IN_PLACE.format("all_reduce"))
-        self._combine_in_place(local, Operation.all_reduce, operator, array, until)
-        return x
-
-    def average(self, local: GroupCollectives, gradients: Gradients, until: int | None) -> None:
-        """Replace arrays by their averages; what ranks declare of them travels with the calls."""
-        plan, mine = gradients.plan, gradients.declaration(self._context.memory)
-        calls = self._meet(local, Operation.average_gradients, plan.label, until, value=mine)
-        declared = []
-        for host, ranks in enumerate(self._hosts):
-            for rank in ranks:
-                word, weight, spans = calls[rank].value
-                declared.append((word, weight, [(one + (host << 64), *span) for one, *span in spans]))
-        _, total = check_declarations(declared, self._ranks)
-
-        def reduce(flat: AnyArray, op: str) -> None:
-            operator = operator_for(find_operator(op), flat.dtype)
-            self._combine_in_place(local, Operation.average_gradients, operator, flat, until)
-
-        average_declared(gradients, total, reduce)
-
     def exchange_values(
         self, local: GroupCollectives, operation: Operation, value: Any, until: int | None
     ) -> list[Any]:
@@ -263,21 +197,38 @@ class HostOperations:
         calls = self._meet(local, operation, fingerprint(operation.name), until, value=value)
         return [call.value for call in calls]
 
+    def broadcast(self, local: GroupCollectives, x: Any, root: int, until: int | None) -> Any:
+        """Return the value of `root`; an array that was passed is filled."""
+        if is_module(x):
+            instead = "broadcast its state_dict(), which every rank loads"
+            raise self._inside_only("broadcast of a module of torch", instead)
+        return self._perform(local, self._described.broadcast(x, root), until)
+
+    def move(self, local: GroupCollectives, *args: Any) -> Any:
+        """Move values as a pattern says; returns what came from the sources."""
+        *passed, until = args
+        return self._perform(local, self._described.move(*passed), until)
+
+    def scan(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
+        """Return the combination of the values of the members up to this one; an array in place."""
+        return self._perform(local, self._described.scan(x, op), until)
+
+    def exscan(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
+        """Do the same without this member's own value; None on the first."""
+        return self._perform(local, self._described.exscan(x, op), until)
+
+    def all_reduce(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
+        """Return the combination of all values; an array in place."""
+        operator, value = checked_value(x, op, "all_reduce", fills=True)
+        total = self._combine(local, Operation.all_reduce, operator, value, until)
+        return x if isinstance(value, np.ndarray) else total
+
     def reduce(self, local: GroupCollectives, x: Any, root: int, op: str, until: int | None) -> Any:
         """Return the combination on `root`, where a writable array is filled; None elsewhere."""
-        operator, array = find_operator(op), as_operand(x)
-        mine = self._rank == root
-        if array is None:
-            value = check_number(operator, x, "reduce")
-            total = self._numbers(local, Operation.reduce, operator, value, root, until)
-            return total if mine else None
-        operator = operator_for(operator, array.dtype)
-        flat = array.flatten()
-        self._combine(local, Operation.reduce, operator, flat, array.shape, root, until)
-        if mine and array.flags.writeable:
-            array[...] = flat.reshape(array.shape)
-            return x
-        return in_kind_of(x, flat.reshape(array.shape)) if mine else None
+        operator, value = checked_value(x, op, "reduce", fills=False)
+        own = value.copy() if isinstance(value, np.ndarray) else value
+        total = self._combine(local, Operation.reduce, operator, own, until, root=self._ranks[root])
+        return into_operand(x, total) if self._rank == root else None
 
     def reduce_scatter(
         self,
@@ -289,87 +240,83 @@ class HostOperations:
         until: int | None,
     ) -> Any:
         """Return this rank's part of the combination of all values; an `output` is filled."""
-        rank = self._rank
+        operation, rank = Operation.reduce_scatter, self._rank
         operator, values = checked_parts(parts, whole, op, output, rank)
         mine = values[rank]
         if not isinstance(mine, np.ndarray):
-            found = self._numbers(local, Operation.reduce_scatter, operator, values, None, until)
-        else:
-            shape = whole.shape if whole is not None else tuple(array.shape for array in values)
-            flat = np.concatenate([array.reshape(-1) for array in values], dtype=mine.dtype)
-            self._combine(local, Operation.reduce_scatter, operator, flat, shape, None, until)
-            start = sum(array.size for array in values[:rank])
-            found = flat[start : start + mine.size].reshape(mine.shape).copy()
-        if output is None:
-            return found
-        output[...] = found
-        return output
+            return self._combine(local, operation, operator, values, until)
+        shape = whole.shape if whole is not None else tuple(array.shape for array in values)
+        flat = np.concatenate([array.reshape(-1) for array in values], dtype=mine.dtype)
+        self._combine(local, operation, operator, flat, until, shape=shape)
+        start = sum(array.size for array in values[:rank])
+        found = flat[start : start + mine.size].reshape(mine.shape)
+        return found.copy() if output is None else into_operand(output, found)
 
-    def scan(
-        self, local: GroupCollectives, x: Any, op: str, until: int | None,
-        operation: Operation = Operation.scan,
-    ) -> Any:  # fmt: skip
-        """Return the combination of the values of the members up to this one; an array in place."""
-        operator, array, name = find_operator(op), as_operand(x), operation.name
-        count = self._rank + (operation is Operation.scan)
-        if array is None:
-            value = check_number(operator, x, name)
-            label = fingerprint(name, type(value).__name__, operator=operator.name)
-            calls = self._meet(local, operation, label, until, content="number", value=value)
-            values = [call.value for call in calls[:count]]
-            total = functools.reduce(operator.pair, values) if values else None
-            return total if operator.finish is None or not values else operator.finish(total, count)
-        if not array.flags.writeable:
-            raise read_only(x, IN_PLACE.format(name))
-        operator = operator_for(operator, array.dtype)
-        label = fingerprint(name, shown_dtype(array.dtype), str(array.shape), operator=operator.name)
-        self._meet(local, operation, label, until, content=(str(array.dtype), array.shape))
-        with self._agreed():
-            found = self._carry(local, ALL_GATHER, [self._plain(array)], None, until)[:count]
-            if not found:
-                return None
-            _fold(operator, found, total := np.empty_like(found[0]))
-            finish_array(operator, total.reshape(-1), count)
-            array[...] = total
-        return x
+    def average(self, local: GroupCollectives, gradients: Gradients, until: int | None) -> None:
+        """Replace arrays by their averages; what ranks declare of them travels with the calls."""
+        operation, mine = Operation.average_gradients, gradients.declaration(self._context.memory)
+        calls = self._meet(local, operation, gradients.plan.label, until, value=mine)
+        declared = []
+        for host, ranks in enumerate(self._hosts):
+            for rank in ranks:
+                word, weight, spans = calls[rank].value
+                declared.append((word, weight, [(one + (host << 64), *span) for one, *span in spans]))
+        _, total = check_declarations(declared, self._ranks)
 
-    def exscan(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
-        """Do the same without this member's own value; None on the first."""
-        return self.scan(local, x, op, until, Operation.exscan)
+        def reduce(flat: AnyArray, op: str) -> None:
+            operator = operator_for(find_operator(op), flat.dtype)
+            self._combine(local, operation, operator, flat, until)
+
+        average_declared(gradients, total, reduce)
 
     # -- values --------------------------------------------------------------------------------------------
 
-    def _carry(
-        self, local: GroupCollectives, pattern: Pattern, values: list[Any], root: int | None,
-        until: int | None,
-    ) -> list[Any]:  # fmt: skip
+    def _perform(self, local: GroupCollectives, call: Call, until: int | None) -> Any:
+        """Meet, move values as a call says, and return what it does."""
+        movement, complete = call
+        outputs = movement.outputs
+        expected = {source: _form(array) for source, array in outputs.items()}
+        brought = tuple(map(_form, movement.values))
+        self._meet(local, movement.operation, movement.fingerprint, until, brought=brought, expected=expected)
+        with self._agreed():
+            found = self._carry(local, movement, until)
+            for place, source in enumerate(movement.sources if outputs else ()):
+                array = as_operand(found[place])
+                assert array is not None, "the forms were compared"
+                np.copyto(outputs[source], array)
+                found[place] = outputs[source]
+            return complete(found)
+
+    def _carry(self, local: GroupCollectives, movement: Movement, until: int | None) -> list[Any]:
         """Bring values to their takers by the leaders; returns what came, in the order of the sources."""
-        rows = local.move(GATHER, (values,), (), 0, False, None)
+        takes: Sequence[int | None] = [movement.root] if movement.to_root else range(self._size)
+        rows = local.move(GATHER, (list(map(self._plain, movement.values)),), (), 0, False, None)
         parts: list[list[Any]] = []
         if self._leads:
             # Of each rank that sends, what all take or, if it has a value for each rank, theirs.
             outgoing = [
                 [row if len(row) <= 1 else list(row[ranks.start : ranks.stop]) for row in rows if row]
-                if not pattern.to_root or root in ranks
+                if any(rank in takes for rank in ranks)
                 else []
                 for ranks in self._hosts
             ]
-            others = {host: some for host, some in enumerate(outgoing) if host != self._here}
-            packed = {host: [pickling.dumps(some, BY_VALUE).data] for host, some in others.items()}
+            packed = [
+                [pickling.dumps(some, BY_VALUE).data] if host != self._here else []
+                for host, some in enumerate(outgoing)
+            ]
             came = self._exchange(packed, until)
             given = list[Any]()
             for host, some in enumerate(outgoing):
                 given += some if host == self._here else pickling.loads(came[host][0], self._context.store)
             parts = [
-                [row[0 if len(row) == 1 else place] for row in given]
-                if not pattern.to_root or rank == root
-                else []
+                [row[0 if len(row) == 1 else place] for row in given] if rank in takes else []
                 for place, rank in enumerate(self._hosts[self._here])
             ]
-        if pattern in (BROADCAST, ALL_GATHER):
-            found: list[Any] = local.broadcast(parts[0] if parts else None, 0, None)
-            return found
-        return list(local.move(SCATTER, parts, (), 0, False, None))
+        if movement.operation in _ALIKE:
+            found = local.broadcast(parts[0] if parts else None, 0, None)
+        else:
+            found = local.move(SCATTER, parts, (), 0, False, None)
+        return list(found[: len(movement.sources)])
 
     def _plain(self, x: Any) -> Any:
         """Return a value as it travels inside a list: no array as the memory that ranks share."""
@@ -380,22 +327,26 @@ class HostOperations:
         return x if array is None or is_tensor(x) else np.asarray(array, order="C")
 
     def _combine(
-        self, local: GroupCollectives, operation: Operation, operator: Operator, flat: AnyArray,
-        shape: tuple[Any, ...], root: int | None, until: int | None,
-    ) -> None:  # fmt: skip
-        """Meet, and combine a flat array of all ranks, on every one in place."""
+        self, local: GroupCollectives, operation: Operation, operator: Operator, value: Any,
+        until: int | None, *, root: int | None = None, shape: tuple[Any, ...] | None = None,
+    ) -> Any:  # fmt: skip
+        """Meet, and combine an array of all ranks, on every one in place; or numbers, of lists each's own.
+
+        An error names the array by its `shape`, or this one.
+        """
+        if not isinstance(value, np.ndarray):
+            return self._numbers(local, operation, operator, value, until, root)
+        flat = np.ascontiguousarray(value).reshape(-1)
         # Hosts may differ in the last bits of some products: then one of them combines each part.
         alike = flat.dtype.kind not in operator.inexact_kinds
         small = alike and flat.nbytes <= SMALL_NBYTES
-        dtype, name = flat.dtype, operation.name
-        label = fingerprint(name, shown_dtype(dtype), str(shape), root=root, operator=operator.name)
-        value = flat.tobytes() if small else None
-        calls = self._meet(local, operation, label, until, content=(str(dtype), shape), value=value)
+        label = array_label(operation.name, operator.name, flat.dtype, shape or value.shape, root)
+        calls = self._meet(local, operation, label, until, value=flat.tobytes() if small else None)
         with self._agreed():
             if small:
                 parts = [np.empty_like(flat) for _ in self._hosts]
                 for ranks, part in zip(self._hosts, parts, strict=True):
-                    _fold(operator, [np.frombuffer(calls[rank].value, dtype) for rank in ranks], part)
+                    _fold(operator, [np.frombuffer(calls[rank].value, flat.dtype) for rank in ranks], part)
                 _fold(operator, parts, flat)
             else:
                 step = "sum" if operator.finish is not None else operator.name  # which comes at the end
@@ -405,49 +356,31 @@ class HostOperations:
                 local.broadcast(flat, 0, None)
             with np.errstate(all="ignore"):
                 finish_array(operator, flat, self._size)
+        if not np.may_share_memory(flat, value):
+            value[...] = flat.reshape(value.shape)
+        return value
 
     def _combine_hosts(self, operator: Operator, flat: AnyArray, alike: bool, until: int | None) -> None:
         """Combine the arrays of all leaders, on every one in place."""
-        if alike and flat.nbytes <= WHOLE_NBYTES:
-            _fold(operator, self._of_hosts(self._to_all(flat, until), flat), flat)
-            return
-        bounds = [part_of(flat.size, host, self._count) for host in range(self._count)]
-        parts = {host: [_octets(flat[place])] for host, place in enumerate(bounds)}
-        came = self._exchange(parts, until)
-        part = flat[bounds[self._here]]
-        _fold(operator, self._of_hosts(came, part), part)
-        came = self._to_all(part, until)
-        for host, octets in came.items():
-            flat[bounds[host]] = np.frombuffer(octets[0], flat.dtype)
-
-    def _combine_in_place(
-        self, local: GroupCollectives, operation: Operation, operator: Operator, array: AnyArray,
-        until: int | None,
-    ) -> None:  # fmt: skip
-        in_place = array.flags.c_contiguous
-        flat = (array if in_place else np.ascontiguousarray(array)).reshape(-1)
-        self._combine(local, operation, operator, flat, array.shape, None, until)
-        if not in_place:
-            array[...] = flat.reshape(array.shape)
-
-    def _to_all(self, mine: AnyArray, until: int | None) -> dict[int, list[memoryview]]:
-        return self._exchange({host: [_octets(mine)] for host in range(self._count)}, until)
-
-    def _of_hosts(self, came: Mapping[int, Sequence[Octets]], mine: AnyArray) -> list[AnyArray]:
-        """Return the arrays of all hosts, `mine` among them."""
-        return [
-            mine if host == self._here else np.frombuffer(came[host][0], mine.dtype)
-            for host in range(self._count)
-        ]
+        count = len(self._hosts)
+        whole = alike and flat.nbytes <= WHOLE_NBYTES
+        bounds = [slice(None) if whole else part_of(flat.size, host, count) for host in range(count)]
+        came = self._exchange([[_octets(flat[part])] for part in bounds], until)
+        mine = flat[bounds[self._here]]
+        others = {host: np.frombuffer(octets[0], mine.dtype) for host, octets in came.items()}
+        _fold(operator, [others.get(host, mine) for host in range(count)], mine)
+        if not whole:
+            for host, octets in self._exchange([[_octets(mine)]] * count, until).items():
+                flat[bounds[host]] = np.frombuffer(octets[0], flat.dtype)
 
     def _numbers(
         self, local: GroupCollectives, operation: Operation, operator: Operator, value: Any,
-        root: int | None, until: int | None,
+        until: int | None, root: int | None,
     ) -> Any:  # fmt: skip
         """Combine numbers, which travel with the calls; of lists each rank's element."""
         shown = "numbers" if isinstance(value, list) else type(value).__name__
-        label = fingerprint(operation.name, shown, root=root, operator=operator.name)
-        calls = self._meet(local, operation, label, until, content="number", value=value)
+        label = number_label(operation.name, shown, operator.name, root)
+        calls = self._meet(local, operation, label, until, value=value)
         totals = []
         for ranks in self._hosts:
             values = [calls[rank].value for rank in ranks]
@@ -465,7 +398,6 @@ class HostOperations:
         label: Fingerprint,
         until: int | None,
         *,
-        content: object = None,
         brought: tuple[Form, ...] = (),
         expected: Mapping[int, Form] | None = None,
         value: Any = None,
@@ -473,15 +405,12 @@ class HostOperations:
         """Wait for all ranks, and return what each calls; raises alike on all if that does not fit."""
         self._calls += 1
         line = self._context.call_site.line()
-        mine = HostCall(
-            label.call, content, label.text, line, self._calls, brought, dict(expected or {}), value
-        )
+        mine = HostCall(label.word, label.text, line, self._calls, brought, dict(expected or {}), value)
+        label = replace(label, word=label.call, content=0)  # of all ranks: the table is to have them all
         here = local.meet(operation, label, pickle.dumps(mine, 5), until)
         self._operation, self._line, self._local_calls = operation, line, here
         with self._agreed():
-            packed = b""
-            if self._leads:
-                packed = self._ask_others(until)
+            packed = self._ask_others(until) if self._leads else b""
             # Without the deadline: a leader that gives up says so, and all ranks of its host raise the same.
             found = pickle.loads(local.meet(operation, label, packed, None)[0])
             if isinstance(found, NbParallelError):
@@ -500,6 +429,20 @@ class HostOperations:
         columns = len(next(iter(rows.values()))) - 1
         return table(rows | dict.fromkeys(absent, ("finished the cell", *"-" * columns)))
 
+    def _difference(self, calls: Sequence[HostCall], operation: Operation) -> str:
+        """Return what does not fit; nothing if all does."""
+        if len({call.word for call in calls}) > 1:
+            return DIFFERENT
+        for reader, call in enumerate(calls):
+            for source, form in call.expected.items():
+                brought = calls[source].brought
+                if form != brought[reader if len(brought) > 1 else 0]:
+                    return (
+                        f"what {rank_list([self._ranks[source]])} passed to {operation.name} does not fit "
+                        f"the array that {rank_list([self._ranks[reader]])} gave to take it"
+                    )
+        return ""
+
     @contextlib.contextmanager
     def _agreed(self) -> Iterator[None]:
         """Have what raises end all operations of the cell on this rank: others count on it from here on."""
@@ -513,26 +456,63 @@ class HostOperations:
 
     def _ask_others(self, until: int | None) -> bytes:
         """Return the calls of all ranks, or the error that all ranks of this host are to raise."""
-        mine = self._local_calls
+        mine, count = self._local_calls, len(self._hosts)
         try:
-            came = self._exchange(dict.fromkeys(range(self._count), mine), until)
+            came = self._exchange([mine] * count, until)
         except (CollectiveTimeoutError, CollectiveMismatchError, HostLostError) as error:
             return pickle.dumps(error)
-        return pickle.dumps([bytes(call) for host in range(self._count) for call in came.get(host, mine)], 5)
+        return pickle.dumps([bytes(call) for host in range(count) for call in came.get(host, mine)], 5)
 
     def _exchange(
-        self, outgoing: Mapping[int, Sequence[Octets]], until: int | None
+        self, outgoing: Sequence[Sequence[Octets]], until: int | None
     ) -> dict[int, list[memoryview]]:
-        """Send each host its buffers, and return those of each: a step of the call that was made last."""
-        assert self._leads, "only leaders exchange"
-        context, parts = self._context, [[self._ranks[i] for i in part] for part in self._hosts]
-        others = {part[0]: part for host, part in enumerate(parts) if host != self._here}
-        sent = {part[0]: outgoing.get(host, ()) for host, part in enumerate(parts)}
-        context.open = -1
-        waiting = functools.partial(WaitRecord, explain=self._explain, line=self._line, deadline_ns=until)
-        found = self._leaders.exchange(sent, others, self._operation, waiting)
+        """Send each other host its buffers, and return those of each: a step of the last call."""
+        context, sender = self._context, self._sender
+        others = {host: [self._ranks[i] for i in part] for host, part in enumerate(self._hosts)}
+        del others[self._here]
+        strict, operations, sender.strict, context.open = sender.strict, context.operations, False, -1
+        try:
+            for host, ranks in others.items():
+                self._send(ranks[0], [memoryview(each).cast("B") for each in outgoing[host]])
+            found = {host: self._take(ranks, until) for host, ranks in others.items()}
+        except PeerFailedError as error:
+            if LINK not in str(error):
+                raise
+            reason = f"{self._operation.name} needs {str(error).replace(' cannot be reached: ', ', and ')}"
+            name, lost = self._place.host_of(error.rank), tuple(self._place.around(error.rank))
+            raise HostLostError(reason, host=name, ranks=lost, reason=LINK) from error
+        finally:
+            sender.strict, context.operations = strict, operations
         context.open = 0
-        return {host: found[part[0]] for host, part in enumerate(parts) if host != self._here}
+        return found
+
+    def _send(self, leader: int, buffers: Sequence[memoryview]) -> None:
+        """Send buffers: short ones in one message, else each in one."""
+        if sum(map(len, buffers)) <= TOGETHER_NBYTES:
+            messages: Sequence[Any] = [list(map(bytes, buffers))]
+        else:
+            messages = [len(buffers), *(np.frombuffer(each, np.uint8) for each in buffers)]
+        for message in messages:
+            self._sender.send(message, leader, 0, view=False, deadline_ns=None, group=self._word)
+
+    def _take(self, ranks: list[int], until: int | None) -> list[memoryview]:
+        """Return what the leader of these ranks has sent; until then wait for them all."""
+        leader = ranks[0]
+        ring = self._receiver.rings[leader]
+        find = functools.partial(self._receiver.unexpected.find, leader, 0, self._word)
+
+        def wait() -> WaitRecord:
+            awaited = lambda: [] if ring.has_message() else ranks  # noqa: E731
+            explain, line = self._explain, self._line
+            return WaitRecord(self._operation, awaited, explain, line, peer=leader, deadline_ns=until)
+
+        if find() is None:
+            self._receiver.wait_for(ring.has_message, leader, [leader], wait, find)
+        receive = functools.partial(self._receiver.recv, None, leader, 0, None, group=self._word)
+        came, _ = receive()
+        if isinstance(came, int):
+            came = [receive()[0] for _ in range(came)]
+        return [memoryview(each) for each in came]
 
     def _explain(self, finished: list[int]) -> NbParallelError:
         calls = dict(enumerate(map(pickle.loads, self._local_calls), self._hosts[self._here].start))
@@ -540,20 +520,6 @@ class HostOperations:
             f"{rank_list(finished)} {LEFT_OUT} {self._operation.name}, for which the others wait:\n"
             f"{self._table(calls, finished)}"
         )
-
-    def _difference(self, calls: Sequence[HostCall], operation: Operation) -> str:
-        """Return what does not fit; nothing if all does."""
-        if len({call.word for call in calls}) > 1 or len({call.content for call in calls}) > 1:
-            return DIFFERENT
-        for reader, call in enumerate(calls):
-            for source, form in call.expected.items():
-                brought = calls[source].brought
-                if form != brought[reader if len(brought) > 1 else 0]:
-                    return (
-                        f"what {rank_list([self._ranks[source]])} passed to {operation.name} does not fit "
-                        f"the array that {rank_list([self._ranks[reader]])} gave to take it"
-                    )
-        return ""
 
 
 def _form(x: Any) -> Form:

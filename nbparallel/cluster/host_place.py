@@ -95,10 +95,8 @@ class HostPlace(WorldPlace):
         # What fails on another host, or waits there, is recorded in this one's segment, too.
         context.cell.ranks = tuple(range(self.world_size))
         context.cell.peers = tuple(rank for rank in context.cell.ranks if rank != context.rank)
-        operations, mail = (  # which stand on this module
-            importlib.import_module(f"nbparallel.cluster.{name}") for name in ("host_operations", "rank_mail")
-        )
-        return operations.HostOperations(context, self, mail.LeaderExchange(context, sender, receiver, self))
+        operations = importlib.import_module("nbparallel.cluster.host_operations")  # which stands on this one
+        return operations.HostOperations(context, self, sender, receiver)
 
     def mail(self, context: Any) -> Any:
         """Return `RankMail`."""

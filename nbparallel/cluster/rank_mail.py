@@ -1,7 +1,4 @@
-"""A rank's side of messages to and from ranks of other hosts; the node carries them (`host_mail`).
-
-First ranks of hosts exchange by messages what collectives need.
-"""
+"""A rank's side of messages to and from ranks of other hosts; the node carries them (`host_mail`)."""
 
 from __future__ import annotations
 
@@ -11,33 +8,17 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 
-from nbparallel.cluster.host_place import LINK, HostPlace
-from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
 from nbparallel.distributed.point_to_point.packing import Envelope
 from nbparallel.distributed.runtime.rank_context import RankContext
 from nbparallel.distributed.runtime.shared_arrays import AnyArray, decode_handle, encode_handle
-from nbparallel.distributed.runtime.waiting import WaitRecord
-from nbparallel.errors import (
-    CollectiveTimeoutError,
-    HostLostError,
-    InternalError,
-    PeerFailedError,
-)
+from nbparallel.errors import CollectiveTimeoutError, HostLostError, InternalError
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
-from nbparallel.wire.control import Operation
-from nbparallel.wire.frames import Octets
 
 POKE = b"\0"
 """To the node: a ring has something for another host; what is no poke asks for the content of a message."""
-
-TOGETHER_NBYTES = 16 << 10
-"""What a leader sends to another travels in one message up to this size."""
 
 
 class RankMail:
@@ -113,82 +94,3 @@ class RankMail:
                 f"recv: timed out while a message of rank {source} was coming from its host; "
                 "another `recv` still receives it"
             )
-
-
-class LeaderExchange:
-    """What a host's first rank in a group exchanges with those of other hosts.
-
-    Parameters
-    ----------
-    word : int
-        The group of these messages; those of users are odd.
-    """
-
-    def __init__(
-        self, context: RankContext, sender: Sender, receiver: Receiver, place: HostPlace, word: int = 2
-    ) -> None:
-        self._context, self._sender, self._receiver = context, sender, receiver
-        self._place, self._word = place, word
-
-    def of(self, word: int) -> LeaderExchange:
-        """Return those for a group of users."""
-        return LeaderExchange(self._context, self._sender, self._receiver, self._place, word ^ 1)
-
-    def exchange(
-        self,
-        sent: Mapping[int, Sequence[Octets]],
-        others: Mapping[int, list[int]],
-        operation: Operation,
-        waiting: Callable[..., WaitRecord],
-    ) -> dict[int, list[memoryview]]:
-        """Send other leaders their buffers, and return those of each; all leaders call it, equally often.
-
-        Parameters
-        ----------
-        others : mapping
-            By leader, the members on its host.
-        operation : Operation
-            The collective of which this is a step.
-        waiting : callable
-            Returns the record of a wait in that call: ``waiting(operation, awaited, peer=leader)``.
-        """
-        context, sender = self._context, self._sender
-        strict, operations, sender.strict = sender.strict, context.operations, False
-        try:
-            for leader in others:
-                self._send(leader, [memoryview(each).cast("B") for each in sent[leader]])
-            wait = partial(waiting, operation)
-            return {leader: self._take(leader, ranks, wait) for leader, ranks in others.items()}
-        except PeerFailedError as error:
-            if LINK not in str(error):
-                raise
-            reason = f"{operation.name} needs {str(error).replace(' cannot be reached: ', ', and ')}"
-            host = self._place.index_of(error.rank)
-            name, ranks = self._place.hosts[host], tuple(self._place.ranks_of(host))
-            raise HostLostError(reason, host=name, ranks=ranks, reason=LINK) from error
-        finally:
-            sender.strict, context.operations = strict, operations
-
-    def _send(self, leader: int, buffers: Sequence[memoryview]) -> None:
-        """Send buffers: short ones in one message, else each in one."""
-        if sum(map(len, buffers)) <= TOGETHER_NBYTES:
-            messages: Sequence[Any] = [list(map(bytes, buffers))]
-        else:
-            messages = [len(buffers), *(np.frombuffer(each, np.uint8) for each in buffers)]
-        for message in messages:
-            self._sender.send(message, leader, 0, view=False, deadline_ns=None, group=self._word)
-
-    def _take(self, leader: int, ranks: list[int], waiting: Callable[..., WaitRecord]) -> list[memoryview]:
-        ring = self._receiver.rings[leader]
-        find = partial(self._receiver.unexpected.find, leader, 0, self._word)
-
-        def wait() -> WaitRecord:
-            return waiting(lambda: [] if ring.has_message() else ranks, peer=leader)
-
-        if find() is None:
-            self._receiver.wait_for(ring.has_message, leader, [leader], wait, find)
-        receive = partial(self._receiver.recv, None, leader, 0, None, group=self._word)
-        came, _ = receive()
-        if isinstance(came, int):
-            came = [receive()[0] for _ in range(came)]
-        return [memoryview(each) for each in came]

@@ -198,13 +198,13 @@ class Calls:
 
     def _in_place(self, operation: Operation, x: Any, op: str) -> Call:
         """Move values to all members, which combine them in place: those of all, or of lower members."""
-        operator, value = _checked(x, op, operation.name, fills=True)
+        operator, value = checked_value(x, op, operation.name, fills=True)
         sources: Sequence[int] = self._all
         if operation is not Operation.all_reduce:
             sources = self._all[: self._index + (operation is Operation.scan)]
         movement = self._moved(operation, operator, (value,), sources)
         movement.target = value if isinstance(value, np.ndarray) else None
-        return movement, lambda found: _into(x, _combined(operator, found)) if found else None
+        return movement, lambda found: into_operand(x, _combined(operator, found)) if found else None
 
     def all_reduce(self, x: Any, op: str) -> Call:
         """Move all values to all members."""
@@ -231,10 +231,10 @@ class Calls:
 
     def reduce(self, x: Any, root: int, op: str) -> Call:
         """Move all values to the root, which combines them."""
-        operator, value = _checked(x, op, "reduce", fills=False)
+        operator, value = checked_value(x, op, "reduce", fills=False)
         sources = self._all if self._index == root else ()
         movement = self._moved(Operation.reduce, operator, (value,), sources, root)
-        return movement, lambda found: _into(x, _combined(operator, found)) if found else None
+        return movement, lambda found: into_operand(x, _combined(operator, found)) if found else None
 
     def reduce_scatter(
         self, parts: Sequence[Any], whole: AnyArray | None, op: str, output: AnyArray | None
@@ -244,7 +244,7 @@ class Calls:
 
         def complete(found: list[Any]) -> Any:
             total = _combined(operator, found)
-            return total if output is None else _into(output, total)
+            return total if output is None else into_operand(output, total)
 
         return self._moved(Operation.reduce_scatter, operator, values, self._all), complete
 
@@ -330,7 +330,7 @@ def checked_parts(
     return operator_for(operator, mine.dtype), plain
 
 
-def _checked(x: Any, op: str, operation: str, *, fills: bool) -> tuple[Operator, Any]:
+def checked_value(x: Any, op: str, operation: str, *, fills: bool) -> tuple[Operator, Any]:
     """Return the operator, and the value as it enters: a plain array or a number."""
     operator = find_operator(op)
     array = as_operand(x)
@@ -351,7 +351,7 @@ def _combined(operator: Operator, values: list[Any]) -> Any:
     return total
 
 
-def _into(x: Any, result: Any) -> Any:
+def into_operand(x: Any, result: Any) -> Any:
     """Return `x`, filled with an array's result if it can be; else the result."""
     array = as_operand(x)
     if array is not None and array.flags.writeable:
