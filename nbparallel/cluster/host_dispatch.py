@@ -19,21 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel import sharing
-from nbparallel.cluster.host_messages import (
-    FailureNotice,
-    HostReport,
-    HostTask,
-    lost_outcome,
-    notice_of,
-)
+from nbparallel.cluster.host_messages import FailureNotice, HostReport, HostTask, lost_outcomes, notice_of
 from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool, host_loss, perform_calls
-from nbparallel.errors import (
-    HostBoundaryError,
-    InternalError,
-    ObjectArrayError,
-    StartError,
-    labelled_ranks,
-)
+from nbparallel.errors import HostBoundaryError, ObjectArrayError, StartError, labelled_ranks
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.cell_inputs import check_known
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
@@ -327,8 +315,6 @@ class HostRun(TaskRun):
         ended: HostReport = pickle.loads(report)
         self.running.remove(host)
         self.outcomes.update({outcome.rank: outcome for outcome in ended.outcomes})
-        if ended.error:
-            self._fail(host, InternalError(f"host {host}: {ended.error}"))
         self.request.notes.extend(note for note in ended.notes if note not in self.request.notes)
         steps = self.escalation
         steps.interrupted |= ended.interrupted
@@ -350,12 +336,8 @@ class HostRun(TaskRun):
             self.running.remove(host)
             ranks = self.hosts[host]
             error = host_loss(host, ranks, reason)
-            self._fail(host, error)
+            self.outcomes |= {each.rank: each for each in lost_outcomes(self.request.number, ranks, error)}
             self._relay(host, FailureNotice(FailureKind.PEER, ranks[0], str(error)))
-
-    def _fail(self, host: str, error: Exception) -> None:
-        for rank in self.hosts[host]:
-            self.outcomes.setdefault(rank, lost_outcome(self.request.number, rank, error))
 
     def _relay(self, host: str, notice: FailureNotice) -> None:
         """Notify the other hosts, once, that a rank has failed on this one: they end the task soon."""

@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -81,12 +81,9 @@ class HostReport:
     """Ranks that were interrupted because another one had failed."""
     notes: tuple[str, ...] = ()
     """Lines for the user, which were shown already."""
-    error: str = ""
-    """What ended all of it, such as the death of the supervisor."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailureNotice:
+class FailureNotice(NamedTuple):
     """What went wrong first on a host, for ranks of others that wait in an operation over hosts."""
 
     kind: FailureKind
@@ -111,11 +108,11 @@ def failed_outcome(number: int, failure: RankFailure) -> Outcome:
     return Outcome(number, failure.rank, False, False, None, "", "", failure, False, 0, 0, (), applied=False)
 
 
-def lost_outcome(number: int, rank: int, error: Exception) -> Outcome:
-    """Return the outcome of a rank that is lost with its host, or has not begun."""
-    now, name = time.monotonic_ns(), type(error).__name__
-    failure = RankFailure(rank, now, name, str(error), dump_error(error), cause=Cause.DIED)
-    return failed_outcome(number, failure)
+def lost_outcomes(number: int, ranks: Iterable[int], error: Exception) -> tuple[Outcome, ...]:
+    """Return the outcomes of ranks that are lost with their host, or have not begun."""
+    now, text, dumped = time.monotonic_ns(), str(error), dump_error(error)
+    failures = (RankFailure(r, now, type(error).__name__, text, dumped, cause=Cause.DIED) for r in ranks)
+    return tuple(failed_outcome(number, failure) for failure in failures)
 
 
 def send_message(emit: Callable[[bytes], None], *message: Any) -> None:

@@ -48,11 +48,7 @@ AGAIN = "the next cell uses a worker of that name, or an unused host: have one o
 
 
 def make_parts(
-    cluster: Any,
-    world_size: int | None,
-    start_method: str,
-    ranks_per_host: int | None,
-    max_hosts: int | None,
+    cluster: Any, world_size: int | None, start_method: str, ranks_per_host: int | None, max_hosts: int | None
 ) -> tuple[HostNames, HostDispatcher, HostPool, HostViews]:
     """Return how names, tasks and ranks of a session on a cluster are handled, and what shows them.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import pickle
+import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,14 +27,21 @@ from nbparallel.cluster.host_messages import (
     HostReport,
     HostTask,
     failed_outcome,
-    lost_outcome,
+    lost_outcomes,
     notice_of,
     send_message,
     versions,
 )
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
-from nbparallel.errors import NbParallelError, RankDiedError, SegmentLostError, label_of_rank, rank_list
+from nbparallel.errors import (
+    InternalError,
+    NbParallelError,
+    RankDiedError,
+    SegmentLostError,
+    label_of_rank,
+    rank_list,
+)
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
@@ -117,10 +125,6 @@ class NodeOutput(TaskOutput):
             self._changed.notify()
 
 
-BEGIN_SECONDS = 5.0
-"""How long a task may take to get hold of the ranks; another one has them only by mistake."""
-
-
 class Node:
     """A host's ranks, for the kernel; data and reply of its calls are pickled.
 
@@ -183,8 +187,7 @@ class Node:
         job = self._perform, self._session, task, begun
         run = contextvars.copy_context().run
         threading.Thread(target=run, args=job, name="nbparallel-task", daemon=True).start()
-        if not begun.wait(BEGIN_SECONDS):
-            raise NbParallelError("the ranks are busy with something else")
+        begun.wait()
 
     def _on_take(self) -> bytes:
         """Return the last report, which was too large for an event."""
@@ -198,17 +201,13 @@ class Node:
 
     def _perform(self, session: NodeSession, task: HostTask, begun: threading.Event) -> None:
         output = NodeOutput(self.port, task.number)
-        with contextlib.ExitStack() as stack:
-            try:
-                mail = None
-                if task.hosts:
-                    mail = HostMail(session.place, partial(self.port.open_door, task.number, task.hosts))
-                    stack.enter_context(contextlib.closing(mail))
-                report = session.perform_task(task, output, begun.set, mail)
-            except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
-                report = HostReport(error=f"{type(error).__name__}: {error}")
-            finally:
-                output.close()
+        try:
+            open_door = partial(self.port.open_door, task.number, task.hosts)
+            report = session.perform_task(task, output, begun.set, open_door)
+        except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
+            internal = InternalError(f"host {session.place.name}: {type(error).__name__}: {error}")
+            report = HostReport(lost_outcomes(task.number, task.tasks, internal))
+        output.close()
         begun.set()
         self._report = pickle.dumps(report, 5)
         inline = self._report if len(self._report) <= INLINE else b""
@@ -216,7 +215,7 @@ class Node:
 
     def _on_event(self, message: Any) -> None:
         if isinstance(message, RankDeath) and not self._ended:
-            send_message(self.port.emit, "died", time.monotonic_ns())
+            send_message(self.port.emit, "died")
         elif isinstance(message, Outcome) and not message.ok:
             label_of_rank.set(self._session.place.label_of)  # of this thread's messages
             notice = self._session.first_failure(message.number) or notice_of(message)
@@ -323,12 +322,6 @@ class NodeSession(Session):
             self._ensure(interrupts)
         threading.Thread(target=_load, name="nbparallel-imports", daemon=True).start()
 
-    def restart(self, rank: int | None = None) -> None:
-        """Restart one rank of this host, by its number in the session, or all."""
-        with self._session_lock.hold() as interrupts:
-            self._ranks.end(rank)
-            self._ensure(interrupts)
-
     def rename_hosts(self, hosts: tuple[str, ...]) -> None:
         """Have the messages of this host's ranks, from the next task on, name the hosts as they are now."""
         with self._session_lock.hold():
@@ -361,15 +354,16 @@ class NodeSession(Session):
         task: HostTask,
         output: TaskOutput,
         begun: Callable[[], None],
-        mail: HostMail | None,
+        open_door: Callable[[socket.socket], None],
     ) -> HostReport:
-        """Perform one task of the kernel's; calls `begun` when interrupts reach it.
-
-        With `mail` its ranks reach those of other hosts.
-        """
+        """Perform one task of the kernel's; calls `begun` when interrupts reach it."""
         options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
         self.keep_messages = task.keep_messages
-        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts):
+        with (
+            self._session_lock.hold() as interrupts,
+            self._tasks.stopping(interrupts),
+            contextlib.ExitStack() as stack,
+        ):
             begun()
             pool = self._ensure(interrupts)
             if task.epoch != self._epoch:
@@ -380,10 +374,11 @@ class NodeSession(Session):
                 error = RankDiedError(
                     f"{text}, and no rank of the host has begun it: run it again", rank=late[0]
                 )
-                return HostReport(tuple(lost_outcome(task.number, rank, error) for rank in task.tasks))
+                return HostReport(lost_outcomes(task.number, task.tasks, error))
             notes = self._ranks.take_notes()
             broker = pool.broker
             tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
+            mail = stack.enter_context(closing(HostMail(self.place, open_door))) if task.hosts else None
             fds = () if mail is None else (mail.pokes.fileno(),)
             request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)

@@ -73,51 +73,48 @@ def main(fd: str, doors: str, parent: str, host: str) -> None:
         try:
             node = start_node(port)
         except BaseException as error:  # noqa: BLE001  the parent reports it
-            port.send("failed", f"{type(error).__name__}: {error}".encode(errors="replace"))
+            port.send("error", text_of(error))
             return
-        ended = threading.Lock()
-
-        def end() -> None:
-            if ended.acquire(blocking=False):
-                try:
-                    node.end()
-                finally:
-                    os._exit(0)
-
-        _watch(int(parent), end)
-        port.send("started")
-        port.serve(node.handle)
-        end()
-        threading.Event().wait()  # the other thread is ending the process
+        try:
+            _end_with(int(parent), sock)
+            port.send("reply")
+            port.serve(node.handle)
+        finally:
+            node.end()
+            os._exit(0)
 
 
-def _watch(parent: int, end: Callable[[], None]) -> None:
-    """Call `end` when the parent's process has ended, in a thread."""
+def _end_with(parent: int, sock: socket.socket) -> None:
+    """Close a socket when the parent's process has ended: what it has forked may have the other end."""
     pidfd = os.pidfd_open(parent)
-    if os.getppid() != parent:
-        end()
 
     def wait() -> None:
-        is_ready(pidfd, None)
-        end()
+        if os.getppid() == parent:
+            is_ready(pidfd, None)
+        sock.shutdown(socket.SHUT_RDWR)
 
     threading.Thread(target=wait, name="nbparallel-parent", daemon=True).start()
 
 
 # Port: the way of a node to the worker of its host, over a socket that carries frames.
 #
-# Each frame has a head in JSON and content.  ``kind`` of the head is, from the node: ``started``, ``failed``
-# (the content says why), ``reply`` or ``error`` to the call ``number``, ``event``; to it: the call ``name``.
-# Over a second socket the node passes the doors of tasks.
+# Each frame has a head and content.  From the node it is an ``event``, or ``reply`` or ``error`` to the call
+# of that number: 0, which nobody calls, is its start.  To the node it is a call of that name.  Over a second
+# socket the node passes the doors of tasks.
 
-SIZES = struct.Struct("<IQ")
-"""Begins a frame: bytes of head and content."""
+HEAD = struct.Struct("<16sIQ")
+"""Begins a frame: what it is, the number of the call, bytes of content."""
 
 
-def pack_head(nbytes: int, kind: str, **what: Any) -> bytes:
-    """Return the begin of a frame with so many bytes of content."""
-    head = json.dumps({"kind": kind, **what}).encode()
-    return SIZES.pack(len(head), nbytes) + head
+def unpack_head(head: bytes | bytearray) -> tuple[str, int, int]:
+    """Return what a head says."""
+    word, number, nbytes = HEAD.unpack(head)
+    return word.rstrip(b"\0").decode(), number, nbytes
+
+
+def text_of(error: BaseException) -> bytes:
+    """Return an error as it travels to the worker."""
+    return f"{type(error).__name__}: {error}".encode(errors="replace")
 
 
 class NodePort:
@@ -127,11 +124,11 @@ class NodePort:
         self.host, self._socket, self._doors = host, sock, doors
         self._lock = threading.Lock()
 
-    def send(self, kind: str, content: bytes = b"", **what: Any) -> None:
+    def send(self, kind: str, content: bytes = b"", number: int = 0) -> None:
         """Send one frame."""
         with self._lock:
             try:
-                send_all(self._socket, pack_head(len(content), kind, **what), content)
+                send_all(self._socket, HEAD.pack(kind.encode(), number, len(content)), content)
             except OSError as error:
                 raise ChannelClosedError(f"the cluster's process on this host is gone: {error}") from error
 
@@ -146,19 +143,17 @@ class NodePort:
     def serve(self, handle: Callable[[str, bytes], bytes]) -> None:
         """Have calls handled, each in a thread of its own, until the parent is gone."""
         with contextlib.suppress(OSError), self._socket.makefile("rb") as file:
-            while len(sizes := file.read(SIZES.size)) == SIZES.size:
-                length, nbytes = SIZES.unpack(sizes)
-                head, content = json.loads(file.read(length)), file.read(nbytes)
+            while len(head := file.read(HEAD.size)) == HEAD.size:
+                op, number, nbytes = unpack_head(head)
+                content = file.read(nbytes)
                 if len(content) == nbytes:
-                    job = handle, head["number"], head["name"], content
+                    job = handle, number, op, content
                     name = "nbparallel-call"
                     threading.Thread(target=self._answer, args=job, name=name, daemon=True).start()
 
     def _answer(self, handle: Callable[[str, bytes], bytes], number: int, op: str, data: bytes) -> None:
         try:
-            reply = handle(op, data)
+            kind, reply = "reply", handle(op, data)
         except Exception as error:  # noqa: BLE001  whatever it is, the caller reads it
-            text = f"{type(error).__name__}: {error}".encode(errors="replace")
-            self.send("error", text, number=number)
-        else:
-            self.send("reply", reply, number=number)
+            kind, reply = "error", text_of(error)
+        self.send(kind, reply, number)

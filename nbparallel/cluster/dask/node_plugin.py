@@ -23,7 +23,7 @@ from distributed.core import Status
 from distributed.protocol import to_serialize
 
 from nbparallel.cluster.host_links import HostLinks, receive_all, send_all
-from nbparallel.cluster.node_process import SIZES, last_lines, pack_head, start_process
+from nbparallel.cluster.node_process import HEAD, last_lines, start_process, unpack_head
 
 PLUGIN = "nbparallel"
 GONE = "no node of this session is here"
@@ -171,8 +171,8 @@ class WorkerNode:
         self.links = HostLinks(host, packed, lambda *link: self._emit(unlinked=link))
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done when the process is gone; says how."""
-        self._started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        """By number; 0 is the start of the process."""
         self._number = 0
         self._sending = asyncio.Lock()
         self._released = False
@@ -182,13 +182,14 @@ class WorkerNode:
 
     async def start(self) -> str:
         """Start the process; return why it could not be, or nothing."""
-        started = await asyncio.to_thread(start_process, self.host)
-        self._process, self._socket, self._doors, self._log = started
+        made = await asyncio.to_thread(start_process, self.host)
+        self._process, self._socket, self._doors, self._log = made
         self._socket.setblocking(False)
         asyncio.get_running_loop().add_reader(self._doors, self._take_door)
+        started = self._calls[0] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.ensure_future(self._read())
-        await asyncio.wait([self._started], timeout=NODE_SECONDS)
-        problem = self._started.result() if self._started.done() else "its process did not start"
+        await asyncio.wait([started], timeout=NODE_SECONDS)
+        problem: str = started.result().get("error", "") if started.done() else "its process did not start"
         if problem:
             problem = f"{problem}\n{last_lines(self._log)}".strip()
             await self.end()
@@ -207,9 +208,14 @@ class WorkerNode:
         try:
             with contextlib.suppress(OSError, EOFError):  # how it has ended is seen below
                 while True:
-                    length, nbytes = SIZES.unpack(await receive_all(self._socket, SIZES.size))
-                    head = json.loads(await receive_all(self._socket, length))
-                    self._take(await receive_all(self._socket, nbytes), **head)
+                    kind, number, nbytes = unpack_head(await receive_all(self._socket, HEAD.size))
+                    content = bytes(await receive_all(self._socket, nbytes))
+                    if kind == "event":
+                        self._emit(data=content)
+                    elif kind == "reply":
+                        self._settle(number, data=content)
+                    else:
+                        self._settle(number, error=content.decode())
             self._close()
             code = await asyncio.to_thread(self._await_process)
         except asyncio.CancelledError:
@@ -220,9 +226,7 @@ class WorkerNode:
             raise
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         for number in list(self._calls):
-            self._settle(number, error="the node has ended")
-        if not self._started.done():
-            self._started.set_result(f"its process ended ({how})")
+            self._settle(number, error="the node has ended" if number else f"its process ended ({how})")
         reason = f"its node, process {self._process.pid}, ended ({how})\n{last_lines(self._log)}".strip()
         self.ended.set_result("" if self._released else reason)
 
@@ -242,16 +246,6 @@ class WorkerNode:
             self._process.kill()
             return self._process.wait()
 
-    def _take(self, content: bytearray, kind: str, number: int = 0) -> None:
-        if kind == "event":
-            self._emit(data=bytes(content))
-        elif kind == "reply":
-            self._settle(number, data=bytes(content))
-        elif kind == "error":
-            self._settle(number, error=content.decode())
-        else:  # it has started, or says why it cannot
-            self._started.set_result(content.decode())
-
     def _settle(self, number: int, **reply: Any) -> None:
         if not (call := self._calls.pop(number)).done():  # else it was cancelled with its handler
             call.set_result(reply)
@@ -263,7 +257,7 @@ class WorkerNode:
         self._number += 1
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._calls[self._number] = reply
-        head = pack_head(len(data), "call", name=op, number=self._number)
+        head = HEAD.pack(op.encode(), self._number, len(data))
         await asyncio.shield(self._send(head, data))  # whole and in its turn also if the caller is cancelled
         return await reply
 

@@ -77,7 +77,7 @@ def test_errors_and_interrupts(hosts: nbp.Session) -> None:
     with pytest.raises(ParallelError, match=r"ZeroDivisionError on rank 2 \(host b\), line 1"):
         hosts.run("1 / (rank - 2)")
     with pytest.raises(ParallelError, match="HostBoundaryError"):
-        hosts.run("send(1, (rank + 2) % 4)")
+        hosts.run("send(nbp.zeros(1), (rank + 2) % 4, view=True)")
     pending = hosts.submit("import time; time.sleep(60)")
     time.sleep(0.5)
     pending.cancel()
