@@ -21,7 +21,7 @@ import numpy.typing as npt
 from nbparallel import sharing
 from nbparallel.cluster.host_messages import FailureNotice, HostReport, HostTask, lost_outcomes, notice_of
 from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool, host_loss, perform_calls
-from nbparallel.errors import HostBoundaryError, ObjectArrayError, StartError, labelled_ranks
+from nbparallel.errors import HostBoundaryError, ObjectArrayError, StartError, grouped, labelled_ranks
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.cell_inputs import check_known
 from nbparallel.session.names.delivery import GatheredNames, NameDelivery
@@ -98,24 +98,19 @@ class HostArrays(SharedArrays):
     ) -> str:
         """Send hosts what they lack of arrays, given by their numbers; return a line about it, or nothing.
 
-        Until it has arrived, a bar shows how much has.
-
-        Raises
-        ------
-        StartError
-            A host has not taken it, such as for want of memory.
+        Until it has arrived, a bar shows how much has; `StartError` says why a host has not taken it.
         """
-        began, lacking = time.monotonic(), dict[int, list[str]]()
+        began = time.monotonic()
         asked = {host: ([update.handle for update in some.values()],) for host, some in wanted.items()}
-        for host, numbers in pool.ask("lack", asked, ANSWER_SECONDS).items():
-            for number in numbers:
-                lacking.setdefault(number, []).append(host)
+        lacked: dict[str, list[int]] = pool.ask("lack", asked, ANSWER_SECONDS)
+        lacking = grouped((number, host) for host, numbers in lacked.items() for number in numbers)
         arrays = {handle.segment: array() for array, _, handle in self._known.values()}
         names = {number: update.name for some in wanted.values() for number, update in some.items()}
         nbytes = {names[number]: array.nbytes for number in lacking if (array := arrays[number]) is not None}
         size, sent = sum(nbytes.values()), list[int]()
 
-        def send(number: int, start: int, piece: npt.NDArray[Any]) -> None:
+        def send(number: int, start: int, content: npt.NDArray[Any]) -> None:
+            piece = content[start : start + PIECE_NBYTES]
             head = pickle.dumps((number, start, piece.size))  # of the piece it would make three copies
             pool.ask("fill", dict.fromkeys(lacking[number], head + piece.data), ANSWER_SECONDS)
             sent.append(piece.size)
@@ -127,8 +122,7 @@ class HostArrays(SharedArrays):
             if (array := arrays[number]) is not None and array.nbytes:
                 content = array.ravel(order="A").view(np.uint8)
                 for start in range(0, content.size, PIECE_NBYTES):
-                    piece = content[start : start + PIECE_NBYTES]
-                    pieces[f"piece {len(pieces)} of an array"] = partial(send, number, start, piece)
+                    pieces[f"piece {len(pieces)} of an array"] = partial(send, number, start, content)
         self.moving = (", ".join(nbytes), size) if pieces else None
         try:
             perform_calls(pieces, interrupts, None, ANSWER_SECONDS * (1 + len(pieces)), WINDOW)
@@ -182,13 +176,7 @@ class HostNames(NameDelivery):
         share: Sequence[str] = (),
         draw: Sequence[str] = (),
     ) -> GatheredNames:
-        """Find what a cell uses.
-
-        Raises
-        ------
-        HostBoundaryError
-            Ranks were to write to an array of the notebook.
-        """
+        """Find what a cell uses; `HostBoundaryError` if ranks are to write to an array of the notebook."""
         self.share(share, namespace)
         names = super().gather(source, namespace, draw=draw)
         for name in names.inputs.values:
@@ -216,21 +204,20 @@ class HostNames(NameDelivery):
 class HostRun(TaskRun):
     """A task that is on its hosts."""
 
+    pool: HostPool
     running: Any = ()
     """Hosts that have the task and have not reported."""
 
     def __init__(self, pool: HostPool, request: TaskRequest, output: TaskOutput) -> None:
         nothing: Any = None
         super().__init__(pool, request, {}, nothing, output)
-        self.running = []
-        self.hosts: dict[str, list[int]] = {}
-        for rank in request.ranks:
-            self.hosts.setdefault(pool.place.host_of(rank), []).append(rank)
-        self._host_pool = pool
-        self._tasks = {
+        hosts = grouped((pool.place.host_of(rank), rank) for rank in request.ranks)
+        self.hosts = {
             host: {rank: replace(request.make(rank), ranks=tuple(ranks)) for rank in ranks}
-            for host, ranks in self.hosts.items()
+            for host, ranks in hosts.items()
         }
+        """By host, the task of each of its ranks."""
+        self.running = []
         self._relayed = False
         self._looked = time.monotonic()
         self._silent: dict[str, int] = {}
@@ -239,33 +226,32 @@ class HostRun(TaskRun):
     def wanted_arrays(self) -> dict[str, dict[int, NameUpdate]]:
         """Return which of the notebook's arrays the ranks of each host are to be given, by their numbers."""
         found: dict[str, dict[int, NameUpdate]] = {}
-        for host, tasks in self._tasks.items():
-            for update in (update for task in tasks.values() for update in task.updates):
+        for host, tasks in self.hosts.items():
+            for update in itertools.chain.from_iterable(task.updates for task in tasks.values()):
                 if update.kind is NameKind.ARRAY:
                     found.setdefault(host, {})[update.handle.segment] = update
         return found
 
     def send(self, keep_messages: bool) -> None:
         """Send each host its part; one that does not take it is lost for this task."""
-        number, options, parts = self.request.number, self.request.options, dict[str, bytes]()
-        whole = len(self.hosts) > 1 and len(self.request.ranks) == self._host_pool.place.world_size
-        for host, tasks in self._tasks.items():
-            self.task = self.task or tasks[self.hosts[host][0]]
-            names = self._host_pool.place.hosts if whole and runs_user_code(self.task) else ()
-            epoch = self._host_pool.epoch
-            task = HostTask(number, tasks, options.timeout, options.on_error, keep_messages, epoch, names)
-            parts[host] = pickle.dumps((task,), 5)
-        self.running = list(self.hosts)
-        self._host_pool.task = number
-        for host, reply in self._host_pool.cluster.call("task", parts, ANSWER_SECONDS).items():
+        number, options, pool = self.request.number, self.request.options, self.pool
+        self.task = next(iter(self.hosts.values()))[self.request.ranks[0]]
+        whole = len(self.hosts) > 1 and len(self.request.ranks) == pool.place.world_size
+        names = pool.place.hosts if whole and runs_user_code(self.task) else ()
+        same = options.timeout, options.on_error, keep_messages, pool.epoch, names
+        parts = {
+            host: pickle.dumps((HostTask(number, tasks, *same),), 5) for host, tasks in self.hosts.items()
+        }
+        self.running, pool.task = list(self.hosts), number
+        for host, reply in pool.cluster.call("task", parts, ANSWER_SECONDS).items():
             if reply.error or reply.silent:
                 reason = reply.error or f"it did not take the task within {ANSWER_SECONDS:g} s"
                 self._lose(host, reason, silent=reply.silent)
 
     def _step(self, interrupts: InterruptCounter) -> None:
-        item = self._host_pool.next_event(max(0.0, self._looked + LOOK_SECONDS - time.monotonic()))
-        if item is not None:
-            self._hear(*item)
+        event = self.pool.next_event(max(0.0, self._looked + LOOK_SECONDS - time.monotonic()))
+        if event is not None:
+            self._hear(*event)
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._look()
         pressed = interrupts.count - interrupts.answered
@@ -278,7 +264,7 @@ class HostRun(TaskRun):
     def _look(self) -> None:
         """Ask every host for a sign of life, and give up the one that has given none for long."""
         self._looked = time.monotonic()
-        heard = self._host_pool.heard
+        heard = self.pool.heard
         for host in list(self.running):
             count = self._silent[host] = 1 if host in heard else self._silent.get(host, 0) + 1
             if count == NOTED_LOOKS:
@@ -290,16 +276,12 @@ class HostRun(TaskRun):
         self._tell(self.running, "look")
 
     def _tell(self, hosts: Sequence[str], op: str, *what: Any) -> None:
-        self._host_pool.cluster.call(op, dict.fromkeys(hosts, pickle.dumps(what)), 0.0)
+        self.pool.cluster.call(op, dict.fromkeys(hosts, pickle.dumps(what)), 0.0)
 
     def _hear(self, host: str, message: tuple[Any, ...]) -> None:
         kind, *rest = message
         if kind == "lost":
             self._lose(host, rest[0])
-        elif kind == "died":
-            self._host_pool.changed.add(host)
-        elif kind == "unlinked":
-            self._host_pool.link_lost(host, *rest)
         elif host in self.running and rest[0] == self.request.number:  # not of an earlier task
             if kind == "failed":
                 self._relay(host, rest[1])
@@ -308,33 +290,31 @@ class HostRun(TaskRun):
 
     def _end(self, host: str, inline: bytes) -> None:
         try:
-            report = inline or self._host_pool.ask("take", {host: ()}, ANSWER_SECONDS)[host]
+            report = inline or self.pool.ask("take", {host: ()}, ANSWER_SECONDS)[host]
         except StartError as error:
             self._lose(host, str(error))
             return
         ended: HostReport = pickle.loads(report)
         self.running.remove(host)
-        self.outcomes.update({outcome.rank: outcome for outcome in ended.outcomes})
+        self.outcomes |= {outcome.rank: outcome for outcome in ended.outcomes}
         self.request.notes.extend(note for note in ended.notes if note not in self.request.notes)
         steps = self.escalation
         steps.interrupted |= ended.interrupted
         steps.timed_out |= ended.timed_out
         steps.interrupted_for_peer |= ended.freed
-        ranks = self.hosts[host]
-        if any(not (end := self.outcomes[rank]).ok or end.invalidates_epoch for rank in ranks):
-            self._host_pool.epoch += 1
-        if not all(self.outcomes[rank].ok for rank in ranks):
-            self._host_pool.changed.add(
-                host
-            )  # perhaps a rank has died; the event that says so may come later
-            self._relay(host, next(notice_of(self.outcomes[r]) for r in ranks if not self.outcomes[r].ok))
+        failed = [self.outcomes[rank] for rank in self.hosts[host] if not self.outcomes[rank].ok]
+        if failed or any(outcome.invalidates_epoch for outcome in ended.outcomes):
+            self.pool.epoch += 1
+        if failed:
+            self.pool.changed.add(host)  # perhaps a rank has died; the event that says so may come later
+            self._relay(host, notice_of(failed[0]))
 
     def _lose(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Give up a host; its part of the task, if it has not reported, has failed."""
-        self._host_pool.host_lost(host, reason, silent=silent)
+        self.pool.host_lost(host, reason, silent=silent)
         if host in self.running:
             self.running.remove(host)
-            ranks = self.hosts[host]
+            ranks = list(self.hosts[host])
             error = host_loss(host, ranks, reason)
             self.outcomes |= {each.rank: each for each in lost_outcomes(self.request.number, ranks, error)}
             self._relay(host, FailureNotice(FailureKind.PEER, ranks[0], str(error)))
@@ -343,9 +323,8 @@ class HostRun(TaskRun):
         """Notify the other hosts, once, that a rank has failed on this one: they end the task soon."""
         if not self._relayed:
             self._relayed = True
-            self._tell(
-                [other for other in self.running if other != host], "peer_failed", self.request.number, notice
-            )
+            others = [other for other in self.running if other != host]
+            self._tell(others, "peer_failed", self.request.number, notice)
 
 
 class HostDispatcher(TaskDispatcher):
@@ -353,9 +332,7 @@ class HostDispatcher(TaskDispatcher):
 
     # docstrings inherited
 
-    def __init__(self, names: HostNames) -> None:
-        super().__init__(names)
-        self._arrays = names.arrays
+    _names: HostNames
 
     def prepare(
         self,
@@ -403,7 +380,7 @@ class HostDispatcher(TaskDispatcher):
         """Have hosts hold the arrays that the task refers to."""
         if wanted := run.wanted_arrays():
             try:
-                line = self._arrays.send(pool, wanted, interrupts, run.output)
+                line = self._names.arrays.send(pool, wanted, interrupts, run.output)
             except StartError:
                 for host in wanted:
                     pool.refuse_gone(host)

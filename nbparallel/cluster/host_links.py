@@ -40,15 +40,9 @@ async def send_all(sock: socket.socket, *parts: Any) -> None:
 class HostLinks:
     """Connections of one host with the others, and the door of the task that uses them; in one event loop.
 
-    A connection has `read`, `write`, `close` and `abort`, as those of Dask.
-
-    Parameters
-    ----------
-    pack : callable
-        Makes bytes a part of a message that is written.
-    lost : callable
-        Called with the name of a host to which there is no connection any more, and the number of the last
-        task that this host has begun.
+    A connection has `read`, `write`, `close` and `abort`, as those of Dask; `pack` makes bytes a part of a
+    message that is written.  `lost` is called with the name of a host to which there is no connection any
+    more, and the number of the last task that this host has begun.
     """
 
     def __init__(self, host: str, pack: Callable[[Any], Any], lost: Callable[[str, int], None]) -> None:

@@ -66,26 +66,37 @@ class HostMail:
 
     Parameters
     ----------
+    control : ControlView
+        Of the epoch of the task.
+    former : HostMail, optional
+        That of the last such task.
     open_door : callable
         Has frames carried that come through a socket, which it takes a copy of.
+    failure : callable
+        Returns what went wrong first on this host; None: nothing has.
+    attach : callable
+        ``attach(handle)`` returns the array of a packed handle.
+    failed : callable
+        Called with what went wrong on another host: waits for its ranks end.
 
     Attributes
     ----------
-    control : ControlView or None
-        Of the epoch of the task, once it has begun.
     pokes : socket
         For the ranks: `POKE`, or a question for the content of a message.
     """
 
-    def __init__(self, place: HostPlace, open_door: Callable[[socket.socket], None]) -> None:
-        self._place = place
-        self.control: ControlView | None = None
-        self.sent = np.empty((0, 0), np.uint64)
-        """How much of each ring to another host has been sent."""
-        self._door, theirs = roomy_pair()
-        with theirs:
-            open_door(theirs)
-        self._questions, self.pokes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(
+        self,
+        place: HostPlace,
+        control: ControlView,
+        former: HostMail | None,
+        open_door: Callable[[socket.socket], None],
+        failure: Callable[[], FailureNotice | None],
+        attach: Callable[[bytes], npt.NDArray[Any]],
+        failed: Callable[[FailureNotice], None],
+    ) -> None:
+        self._place, self._view, self._failure = place, control, failure
+        self._attach, self._failed = attach, failed
         self._leaving = deque[tuple[int, bytes, memoryview]]()
         """Contents that are being sent: the host, the pair, what is left."""
         self._answers = deque[tuple[int, MailKind, bytes]]()
@@ -102,32 +113,6 @@ class HostMail:
         """When the ranks of this host have ended the task."""
         self.error = ""
         """Why messages cannot be carried any more; empty: they are."""
-        self._threads: list[threading.Thread] = []
-
-    def begin(
-        self,
-        control: ControlView,
-        former: HostMail | None,
-        failure: Callable[[], FailureNotice | None],
-        attach: Callable[[bytes], npt.NDArray[Any]],
-        failed: Callable[[FailureNotice], None],
-    ) -> None:
-        """Carry the messages of ranks that have begun the task.
-
-        Parameters
-        ----------
-        former : HostMail, optional
-            That of the last such task.
-        failure : callable
-            Returns what went wrong first on this host; None: nothing has.
-        attach : callable
-            ``attach(handle)`` returns the array of a packed handle.
-        failed : callable
-            Called with what went wrong on another host: waits for its ranks end.
-        """
-        place = self._place
-        self.control, self._view, self._attach, self._failed = control, control, attach, failed
-        self._failure = failure
         self._words = np.frombuffer(control.map, np.uint64)
         layout, everyone, here = control.layout, range(place.world_size), place.ranks
         away = self._away = [rank for rank in everyone if rank not in here]
@@ -142,15 +127,19 @@ class HostMail:
             for rank in everyone
         }  # fmt: skip
         self._tails = np.array([[layout.tail_word(source, other) for other in away] for source in here])
-        if former is not None and former.control is control:
-            self.sent = former.sent
-        else:
-            self.sent = np.zeros(self._tails.shape, np.uint64)
+        self._sent = np.zeros(self._tails.shape, np.uint64)
+        """How much of each ring to another host has been sent."""
+        if former is not None and former._view is control:
+            self._sent = former._sent
         mine = set(here)
         self._taken = np.ones(self._rows[0].size, bool)
         """Which words of a row are taken over as they are."""
         self._taken[: _STATE_WORDS + 1] = False
         self._taken[-place.world_size :] = [other not in mine for other in everyone]  # others come with bytes
+        self._door, theirs = roomy_pair()
+        self._questions, self.pokes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            open_door(theirs)
         self._threads = [
             threading.Thread(target=self._guarded, args=(work,), name="nbparallel-mail", daemon=True)
             for work in (self._write, self._read)
@@ -191,11 +180,11 @@ class HostMail:
             if self._place.index and (question := self.clock.ask()):
                 self._send(0, MailKind.CLOCK, question)
             words = self._own_words()
-            if (
-                not told and (notice := self._failure()) is not None
-            ):  # before the words that others left for it
+            if not told and (notice := self._failure()) is not None:
                 told = True
-                self._to_all(MailKind.FAILED, pickle.dumps(notice))
+                self._to_all(
+                    MailKind.FAILED, pickle.dumps(notice)
+                )  # before the words that others left for it
             while self._answers:
                 asker, kind, answer = self._answers.popleft()
                 self._send(asker, kind, answer, STAMP.pack(time.monotonic_ns()) * (kind == MailKind.CLOCK))
@@ -233,20 +222,20 @@ class HostMail:
         """Send what ranks have put into rings to other hosts."""
         tails = self._words[self._tails]
         order_stores()
-        layout, octets = self._view.layout, self._view.octets
-        for i, j in np.argwhere(tails != self.sent).tolist():
+        for i, j in np.argwhere(tails != self._sent).tolist():
             source, destination = self._place.ranks[i], self._away[j]
-            start, end = int(self.sent[i, j]), int(tails[i, j])
-            begin, offset = layout.ring_byte(source, destination), start % layout.ring_capacity
-            first = min(end - start, layout.ring_capacity - offset)
-            parts = (
-                octets[begin + offset : begin + offset + first],
-                octets[begin : begin + end - start - first],
-            )
-            head = _RING.pack(source, destination, start)
+            start, end = int(self._sent[i, j]), int(tails[i, j])
+            head, parts = _RING.pack(source, destination, start), self._ring(source, destination, start, end)
             self._send(self._place.index_of(destination), MailKind.RING, head, *parts)
-            self.sent[i, j] = end
+            self._sent[i, j] = end
             self._moving = True
+
+    def _ring(self, source: int, destination: int, start: int, end: int) -> tuple[memoryview, memoryview]:
+        """Return where a ring holds the bytes from one position to another: around its end in two parts."""
+        layout, octets = self._view.layout, self._view.octets
+        begin, offset = layout.ring_byte(source, destination), start % layout.ring_capacity
+        first = min(end - start, layout.ring_capacity - offset)
+        return octets[begin + offset : begin + offset + first], octets[begin : begin + end - start - first]
 
     def _hear(self) -> None:
         """Take what ranks of this host and the other thread have asked for."""
@@ -320,15 +309,13 @@ class HostMail:
             self._host_ended(host)
 
     def _take_ring(self, source: int, destination: int, start: int, content: memoryview) -> None:
-        layout, octets, words = self._view.layout, self._view.octets, self._view.words
-        tail = layout.tail_word(source, destination)
+        words, end = self._view.words, start + len(content)
+        tail = self._view.layout.tail_word(source, destination)
         if words[tail] != start:
             raise ProtocolError(f"rank {source} and rank {destination} have rings of different epochs")
-        begin, offset = layout.ring_byte(source, destination), start % layout.ring_capacity
-        first = min(len(content), layout.ring_capacity - offset)
-        octets[begin + offset : begin + offset + first] = content[:first]
-        octets[begin : begin + len(content) - first] = content[first:]
-        self._proxies[source].announce_to(destination, words, tail, start + len(content))
+        first, second = self._ring(source, destination, start, end)
+        first[:], second[:] = content[: len(first)], content[len(first) :]
+        self._proxies[source].announce_to(destination, words, tail, end)
         self._moving = True
         self._wake()
 

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,39 +60,41 @@ def perform_calls(
     set: what a call makes afterwards it has to end itself.  `StartError` names those that have not returned
     in time: the names are what each waits for.
     """
-    done: queue.SimpleQueue[tuple[str, BaseException | None]] = queue.SimpleQueue()
-
-    def perform(name: str, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001  the caller raises it
-            done.put((name, error))
-        else:
-            done.put((name, None))
-
     seconds = MOST_SECONDS if seconds is None else seconds
-    jobs, left, deadline = iter(calls.items()), set[str](), time.monotonic() + seconds
+    jobs, left, deadline = iter(calls.items()), dict[Future[None], str](), time.monotonic() + seconds
     try:
         while True:
-            for job in itertools.islice(jobs, (together or len(calls)) - len(left)):
-                left.add(job[0])
-                threading.Thread(target=perform, args=job, name="nbparallel-call", daemon=True).start()
+            for name, call in itertools.islice(jobs, (together or len(calls)) - len(left)):
+                left[_begin(call)] = name
             if not left:
                 return
             interrupts.check()
-            try:
-                name, error = done.get(timeout=SLICE_SECONDS)
-            except queue.Empty:
-                if time.monotonic() > deadline:
-                    raise StartError(f"no answer for {seconds:g} s: {', '.join(sorted(left))}") from None
-                continue
-            if error is not None:
-                raise error
-            left.remove(name)
+            done, _ = wait(left, SLICE_SECONDS, FIRST_COMPLETED)
+            for future in done:
+                del left[future]
+                future.result()
+            if not done and time.monotonic() > deadline:
+                raise StartError(f"no answer for {seconds:g} s: {', '.join(sorted(left.values()))}")
     except BaseException:
         if abandoned is not None:
             abandoned.set()
         raise
+
+
+def _begin(call: Callable[[], object]) -> Future[None]:
+    """Perform a call in a thread, for which the end of this process does not wait."""
+    future = Future[None]()
+
+    def perform() -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  the caller raises it
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=perform, name="nbparallel-call", daemon=True).start()
+    return future
 
 
 LINK_SECONDS = 20.0
@@ -107,21 +110,9 @@ AGAIN = "; and it could not be started again: "
 
 
 class HostPool:
-    """Owns the anchors of a session's hosts, and what comes from their nodes.
+    """Owns the cluster and the anchors of a session's hosts, and what comes from their nodes."""
 
-    Parameters
-    ----------
-    cluster : DaskCluster
-        It belongs to this object.
-    place : HostPlace
-        Where ranks are to be.
-    names : NameDelivery
-        Forgets what was delivered to ranks that have ended.
-    output_of : callable
-        Returns where the output of a task goes.
-    """
-
-    # docstrings of what is not said here as those of `ElasticPool` and `RankPool`
+    # what is not said here as in `ElasticPool` and `RankPool`
 
     broker = None
     """No memory is shared with a host."""
@@ -176,13 +167,8 @@ class HostPool:
         if message[0] != "output":
             self.messages.put((host, message))
         elif (output := self._output_of(message[1])) is not None:
-            for rank, kind, what in message[2]:
-                if rank < 0:
-                    output.note(what)
-                elif isinstance(what, str):
-                    output.stream(rank, kind, what)
-                else:
-                    output.display(rank, what)
+            for method, *content in message[2]:
+                getattr(output, method)(*content)
 
     def unlinked(self, host: str, other: str, task: int) -> None:
         self.messages.put((host, ("unlinked", other, task)))
@@ -212,10 +198,7 @@ class HostPool:
     def ask(self, op: str, data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Call a method of nodes, given each one's arguments, and return what each returned.
 
-        Raises
-        ------
-        StartError
-            A host has not done it; the message names it.
+        `StartError` names a host that has not done it.
         """
         calls = {host: what if isinstance(what, bytes) else pickle.dumps(what) for host, what in data.items()}
         replies = self.cluster.call(op, calls, seconds)
@@ -228,10 +211,7 @@ class HostPool:
     def ensure(self, interrupts: InterruptCounter) -> HostPool:
         """Return a pool whose ranks all live, as far as hosts are there; `take_notes` returns what was begun.
 
-        Raises
-        ------
-        StartError
-            A host could not start its ranks; at the first use no host keeps any.
+        After a `StartError` at the first use no host keeps any ranks.
         """
         self._refuse_closed()
         if self.pool is None:
@@ -258,13 +238,9 @@ class HostPool:
         """Take what has happened since the last task; return whether a host was lost."""
         lost = False
         while not self.messages.empty():
-            host, message = self.messages.get() or ("", ("",))
-            if message[0] == "died":
-                self.changed.add(host)
-            elif message[0] == "unlinked":
-                self.link_lost(host, *message[1:])
-            elif message[0] == "lost":
-                self.host_lost(host, message[1])
+            host, (kind, *rest) = self.next_event(0) or ("", ("",))
+            if kind == "lost":
+                self.host_lost(host, rest[0])
                 lost = True
         return lost
 
@@ -275,9 +251,8 @@ class HostPool:
         """
         here = set(self.place.hosts) - self._lost.keys()
         self.epoch += bool(self.changed)
-        for revived in self.ask(
-            "take_revived", dict.fromkeys(self.changed & here, ()), START_SECONDS
-        ).values():
+        asked = dict.fromkeys(self.changed & here, ())
+        for revived in self.ask("take_revived", asked, START_SECONDS).values():
             self._forget(revived)
         self.changed.clear()
         pairs = set(itertools.combinations(sorted(here), 2)) - self._linked.keys()
@@ -302,11 +277,10 @@ class HostPool:
             self._begun.pop(host, None)
         perform_calls({f"host {host}": partial(anchor, host) for host in places}, interrupts, abandoned)
         mine = versions()
-        for host, theirs in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
+        for host, said in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
+            theirs = dict.fromkeys(mine) | said
             odd = [
-                f"{what} {theirs.get(what)} (here {here})"
-                for what, here in mine.items()
-                if theirs.get(what) != here
+                f"{what} {theirs[what]} (here {mine[what]})" for what in mine if theirs[what] != mine[what]
             ]
             if odd:
                 raise StartError(f"host {host} has {', '.join(odd)}: use the same environment on all hosts")
@@ -385,14 +359,20 @@ class HostPool:
             raise host_loss(host, self.place.parts[host], reason)
 
     def next_event(self, timeout: float | None) -> tuple[str, tuple[Any, ...]] | None:
-        """Return what a node has sent, and which; None after `timeout` seconds or a `wake`."""
+        """Return what a node has sent about a task or its end, and which; None: nothing, or a `wake`."""
         try:
-            item = self.messages.get(timeout=timeout)
+            host, message = self.messages.get(timeout=timeout) or ("", ("",))
         except queue.Empty:
-            item = None
-        if item is None and self.closed:
+            host, message = "", ("",)
+        if self.closed:
             raise ClosedError("the session was stopped while its ranks were running")
-        return item
+        if message[0] == "died":
+            self.changed.add(host)
+        elif message[0] == "unlinked":
+            self._link_lost(host, *message[1:])
+        elif host:
+            return host, message
+        return None
 
     def host_lost(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Record that a host is lost; should its node still run, it ends."""
@@ -403,7 +383,7 @@ class HostPool:
         if (anchor := self._anchors.pop(host, None)) is not None:
             anchor.release(give_up=silent)
 
-    def link_lost(self, one: str, other: str, task: int) -> None:
+    def _link_lost(self, one: str, other: str, task: int) -> None:
         """Record that two hosts are not connected any more by the link that they had in a task.
 
         Both say so: what the later one says is perhaps of a link that has been replaced since.
@@ -446,7 +426,7 @@ class HostPool:
         self.wake()
 
     def stop(self) -> None:
-        do_all(self._release, self.cluster.close)
+        self.cluster.close()  # which releases every anchor
 
     def _release(self) -> None:
         anchors, self._anchors, self.starting = self._anchors, {}, ()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import add
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from nbparallel import sharing
@@ -50,21 +51,13 @@ AGAIN = "the next cell uses a worker of that name, or an unused host: have one o
 def make_parts(
     cluster: Any, world_size: int | None, start_method: str, ranks_per_host: int | None, max_hosts: int | None
 ) -> tuple[HostNames, HostDispatcher, HostPool, HostViews]:
-    """Return how names, tasks and ranks of a session on a cluster are handled, and what shows them.
-
-    Raises
-    ------
-    TypeError
-        `cluster` is none.
-    StartError, ValueError
-        It has no hosts, or they cannot hold so many ranks.
-    """
+    """Return how names, tasks and ranks of a session on a cluster are handled, and what shows them."""
     adapted = find_adapter(cluster)
     try:
         place = place_ranks(adapted.hosts(), world_size, ranks_per_host, max_hosts)
         names = HostNames()
         tasks = HostDispatcher(names)
-        pool = HostPool(adapted, place, start_method, names, tasks.output_of)
+        pool: Any = HostPool(adapted, place, start_method, names, tasks.output_of)
         return names, tasks, pool, HostViews(pool, names, tasks)
     except BaseException:
         adapted.close()
@@ -91,10 +84,7 @@ def place_ranks(
 ) -> HostPlace:
     """Return which ranks stand on which hosts: host by host, in order of their names.
 
-    Raises
-    ------
-    TypeError, ValueError
-        A number is none, or does not fit the hosts.
+    It raises if a number is none, or does not fit the hosts.
     """
     for what, number in (("ranks_per_host", ranks_per_host), ("max_hosts", max_hosts), ("n", world_size)):
         if number is None:
@@ -126,22 +116,19 @@ class HostViews(SessionViews):
 
     # docstrings inherited
 
-    def __init__(self, pool: HostPool, names: HostNames, tasks: HostDispatcher) -> None:
-        nothing: Any = None
-        super().__init__(nothing, names, tasks)  # whose methods are all replaced
-        self._host_pool = pool
-        self._arrays = names.arrays
-        self._last: dict[str, tuple[str, SessionActivity]] = {}
-        """By host: the time of day of its last answer, and what its ranks did."""
+    _ranks: Any  # a `HostPool`
+    _names: HostNames
+    _last: Mapping[str, tuple[str, SessionActivity]] = MappingProxyType({})
+    """By host: the time of day of its last answer, and what its ranks did."""
 
     def _view(
         self, method: str, *arguments: Any, hosts: Sequence[str] | None = None, seconds: float | None = None
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what the method of that name of each node's session returned, and why others say nothing."""
-        lost, seen = self._host_pool.missing, dict[str, Any]()
-        there = [host for host in hosts or self._host_pool.running.place.hosts if host not in lost]
+        lost, seen = self._ranks.missing, dict[str, Any]()
+        there = [host for host in hosts or self._ranks.running.place.hosts if host not in lost]
         asked = dict.fromkeys(there, pickle.dumps(arguments))
-        for host, reply in self._host_pool.cluster.call(method, asked, seconds or VIEW_SECONDS).items():
+        for host, reply in self._ranks.cluster.call(method, asked, seconds or VIEW_SECONDS).items():
             if reply.error or reply.silent:
                 lost[host] = f"host {host}: {reply.error.partition(NEW_LINE)[0] or 'it does not answer now'}"
             else:
@@ -150,36 +137,35 @@ class HostViews(SessionViews):
 
     def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
         seen, missing = self._view("statistics")
-        return join_statistics(self._host_pool.place, seen, missing, self._host_pool.start_method)
+        return join_statistics(self._ranks.place, seen, missing, self._ranks.start_method)
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         names = self._names.namespace if namespace is None else namespace
         seen, missing = self._view(self.who.__name__)
-        return join_names(self._host_pool.place, seen, missing, names or {}, hidden or {})
+        return join_names(self._ranks.place, seen, missing, names or {}, hidden or {})
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
-        if self._host_pool.pool is None:
+        if self._ranks.pool is None:
             return ()
-        seen, _ = self._view("complete", text, cursor, patience, hosts=self._host_pool.place.hosts[:1])
+        seen, _ = self._view("complete", text, cursor, patience, hosts=self._ranks.place.hosts[:1])
         return next(iter(seen.values()), ())
 
     def activity(self) -> SessionActivity:
-        pool, starting = self._host_pool, self._host_pool.starting
+        pool, starting = self._ranks, self._ranks.starting
         if pool.pool is None and not starting:
             raise RuntimeError(NO_RANKS)
         seen, missing = ({}, {}) if pool.pool is None else self._view("activity", seconds=LOOK_SECONDS)
-        clock, moving, last = self._tasks.clock, self._arrays.moving, self._last
-        found = join_activity(pool.place, seen, missing, clock, starting=starting, moving=moving, last=last)
+        clock, moving, last = self._tasks.clock, self._names.arrays.moving, self._last
         now = time.strftime("%H:%M:%S")
-        self._last = last | {host: (now, activity) for host, activity in seen.items()}
-        return found
+        self._last = {**last, **{host: (now, activity) for host, activity in seen.items()}}
+        return join_activity(pool.place, seen, missing, clock, starting=starting, moving=moving, last=last)
 
     def findings(self) -> tuple[Finding, ...]:
         from nbparallel.session.diagnostics.doctor import Finding, Severity
 
         seen, missing = self._view("findings")
         lost = [Finding("its node", Severity.PROBLEM, why, AGAIN, host) for host, why in missing.items()]
-        address = self._host_pool.cluster.address
+        address = self._ranks.cluster.address
         safe = f"as safe as the cluster, {address}"
         if address.startswith("tls://"):
             safety = Finding("security", Severity.OK, f"{safe}: all that travels is encrypted")
@@ -193,7 +179,7 @@ class HostViews(SessionViews):
         record = self._tasks.record  # without the ranks' notes, which the hosts keep
         if record is None:
             return None
-        clock, place = self._tasks.clock, self._host_pool.place
+        clock, place = self._tasks.clock, self._ranks.place
         ranks = clock.ranks if clock.task == record.task else ()
         hosts = sorted(set(map(place.host_of, ranks or place.ranks)))
         return join_timeline(place, record, ranks, *self._view("notes", record.task, hosts=hosts))
@@ -216,9 +202,9 @@ def join_activity(
     missing: Mapping[str, str],
     clock: CellClock,
     *,
-    starting: tuple[int, ...] = (),
-    moving: tuple[str, int] | None = None,
-    last: Mapping[str, tuple[str, SessionActivity]] | None = None,
+    starting: tuple[int, ...],
+    moving: tuple[str, int] | None,
+    last: Mapping[str, tuple[str, SessionActivity]],
 ) -> SessionActivity:
     """Return what happens on all hosts; `missing`: why some say nothing, `clock`: the whole cell's.
 
@@ -230,7 +216,7 @@ def join_activity(
         if rank in starting or rank in known:
             found = known.get(rank) or RankActivity(rank, 0, "starting", "", 0, (), 0.0, 0.0, 0.0, 0)
             return replace(found, host=host)
-        as_of, before = (last or {}).get(host, ("", None))
+        as_of, before = last.get(host, ("", None))
         for found in before.ranks if before is not None else ():
             if found.rank == rank and found.task == clock.task:
                 why = f"{missing.get(host, '')}; as of {as_of}"

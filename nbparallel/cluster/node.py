@@ -66,11 +66,10 @@ if TYPE_CHECKING:
 
 FOLD_SECONDS = 0.01
 """How long text waits for more of it after an event; the first after a pause does not wait."""
-NOTE = "note"
 
 
 class NodeOutput(TaskOutput):
-    """The output of one task, which is sent as events of ``(rank, kind, text or Display)``.
+    """The output of one task, which is sent as events of ``(method, *arguments)`` of the kernel's.
 
     Its thread ends with `close`; what comes later is sent immediately.
     """
@@ -78,7 +77,7 @@ class NodeOutput(TaskOutput):
     def __init__(self, port: Any, number: int) -> None:
         super().__init__(number, None)
         self._port = port
-        self._items: list[tuple[int, str, Any]] = []
+        self._items: list[tuple[Any, ...]] = []
         self._changed = threading.Condition()
         self._closed = False
         threading.Thread(target=self._send_folded, name="nbparallel-output", daemon=True).start()
@@ -86,19 +85,20 @@ class NodeOutput(TaskOutput):
     # docstrings inherited
 
     def stream(self, rank: int, name: str, text: str) -> None:
-        self._add(rank, name, text)
+        with self._changed:
+            if self._items and self._items[-1][:-1] == ("stream", rank, name):
+                text = self._items.pop()[-1] + text
+            self._add("stream", rank, name, text)
 
     def display(self, rank: int, message: Display) -> None:
-        self._add(rank, message.kind, message)
+        self._add("display", rank, message)
 
     def note(self, text: str) -> None:
-        self._add(-1, NOTE, text)
+        self._add("note", text)
 
-    def _add(self, rank: int, kind: str, what: Any) -> None:
+    def _add(self, *item: Any) -> None:
         with self._changed:
-            if isinstance(what, str) and kind != NOTE and self._items and self._items[-1][:2] == (rank, kind):
-                what = self._items.pop()[2] + what
-            self._items.append((rank, kind, what))
+            self._items.append(item)
             if self._closed:
                 self._flush()
             else:
@@ -128,14 +128,8 @@ class NodeOutput(TaskOutput):
 class Node:
     """A host's ranks, for the kernel; data and reply of its calls are pickled.
 
-    A call is a method here, or one of the session of the ranks, also what a user calls of it.
-
-    Parameters
-    ----------
-    port : NodePort, or what has `emit` and `open_door`
-        Where events go.
-    launch : SupervisorLaunch
-        The supervisor of the ranks, which belongs to this object from now on.
+    A call is a method here, or one of the session of the ranks, also what a user calls of it.  Events go
+    through the port; the supervisor of the ranks belongs to this object from now on.
     """
 
     def __init__(self, port: Any, launch: SupervisorLaunch) -> None:
@@ -378,12 +372,16 @@ class NodeSession(Session):
             notes = self._ranks.take_notes()
             broker = pool.broker
             tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
-            mail = stack.enter_context(closing(HostMail(self.place, open_door))) if task.hosts else None
+            mail = None
+            if task.hosts:
+                mail = stack.enter_context(closing(self._open_mail(task.number, pool, open_door)))
             fds = () if mail is None else (mail.pokes.fileno(),)
             request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)
             if mail is not None:
-                self._begin_mail(mail, run, interrupts)
+                run.closing = partial(
+                    mail.finish, lambda: run.escalation.ending or interrupts.count > interrupts.answered
+                )
             try:
                 with self._failing:
                     self._run = run
@@ -402,19 +400,16 @@ class NodeSession(Session):
                 self.arrays.release()
                 self._record(run, None if mail is None else mail.clock)
 
-    def _begin_mail(self, mail: HostMail, run: TaskRun, interrupts: InterruptCounter) -> None:
-        store, broker, number = sharing.current_store(), run.rank_pool.broker, run.request.number
+    def _open_mail(self, number: int, pool: RankPool, open_door: Callable[[socket.socket], None]) -> HostMail:
+        store, broker = sharing.current_store(), pool.broker
 
         def attach(handle: bytes) -> npt.NDArray[Any]:
             place = decode_handle(handle)
             return store.attach(place, writable=place.writable, broker=broker)
 
-        def abandoned() -> bool:
-            return run.escalation.ending or interrupts.count > interrupts.answered
-
         failure, failed = partial(self.first_failure, number), partial(self.peer_failed, number, ends=False)
-        mail.begin(run.control, self._mail, failure, attach, failed)
-        self._mail, run.closing = mail, partial(mail.finish, abandoned)
+        self._mail = HostMail(self.place, pool.ensure_epoch(), self._mail, open_door, failure, attach, failed)
+        return self._mail
 
     def _record(self, run: TaskRun, clock: HostClock | None) -> None:
         """Keep what ranks have noted, for views of this session."""

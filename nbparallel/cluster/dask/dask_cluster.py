@@ -68,15 +68,7 @@ class DaskAnchor:
 class DaskCluster:
     """Hosts of a Dask cluster: the machines of its workers.
 
-    Parameters
-    ----------
-    cluster : distributed.Client or Cluster
-        A client stays the caller's; of a cluster object one is made, and closed at the end.
-
-    Raises
-    ------
-    TypeError, ValueError
-        The client is asynchronous, or closed.
+    A client stays the caller's; of a cluster object one is made, and closed at the end.
     """
 
     def __init__(self, cluster: Any) -> None:
