@@ -170,12 +170,9 @@ class HostNames(NameDelivery):
         self.arrays = self._arrays = HostArrays()
 
     def gather(
-        self,
-        source: str,
-        namespace: MutableMapping[str, Any],
-        share: Sequence[str] = (),
-        draw: Sequence[str] = (),
-    ) -> GatheredNames:
+        self, source: str, namespace: MutableMapping[str, Any],
+        share: Sequence[str] = (), draw: Sequence[str] = (),
+    ) -> GatheredNames:  # fmt: skip
         """Find what a cell uses; `HostBoundaryError` if ranks are to write to an array of the notebook."""
         self.share(share, namespace)
         names = super().gather(source, namespace, draw=draw)
@@ -222,15 +219,6 @@ class HostRun(TaskRun):
         self._looked = time.monotonic()
         self._silent: dict[str, int] = {}
         """By host, how many looks ago it last gave a sign of life."""
-
-    def wanted_arrays(self) -> dict[str, dict[int, NameUpdate]]:
-        """Return which of the notebook's arrays the ranks of each host are to be given, by their numbers."""
-        found: dict[str, dict[int, NameUpdate]] = {}
-        for host, tasks in self.hosts.items():
-            for update in itertools.chain.from_iterable(task.updates for task in tasks.values()):
-                if update.kind is NameKind.ARRAY:
-                    found.setdefault(host, {})[update.handle.segment] = update
-        return found
 
     def send(self, keep_messages: bool) -> None:
         """Send each host its part; one that does not take it is lost for this task."""
@@ -340,14 +328,14 @@ class HostDispatcher(TaskDispatcher):
         make: TaskFactory,
         options: CellOptions,
         watch: TaskWatch | None = None,
-        ranks: tuple[int, ...] = (),
+        *rest: Any,
     ) -> TaskRequest:
         if watch is not None:
             raise HostBoundaryError(
                 "map divides its items among the ranks of one machine: on hosts, let each rank take "
                 "items[rank::world_size] in a cell"
             )
-        return super().prepare(pool, make, options, watch, ranks)
+        return super().prepare(pool, make, options, watch, *rest)
 
     def prepare_cell(self, pool: TaskPool, cell: str, options: CellOptions, *rest: Any) -> TaskRequest:
         if options.check_races:
@@ -378,7 +366,12 @@ class HostDispatcher(TaskDispatcher):
 
     def _send_arrays(self, pool: HostPool, run: HostRun, interrupts: InterruptCounter) -> None:
         """Have hosts hold the arrays that the task refers to."""
-        if wanted := run.wanted_arrays():
+        wanted: dict[str, dict[int, NameUpdate]] = {}
+        for host, tasks in run.hosts.items():
+            for update in itertools.chain.from_iterable(task.updates for task in tasks.values()):
+                if update.kind is NameKind.ARRAY:
+                    wanted.setdefault(host, {})[update.handle.segment] = update
+        if wanted:
             try:
                 line = self._names.arrays.send(pool, wanted, interrupts, run.output)
             except StartError:

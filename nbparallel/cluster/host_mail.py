@@ -64,37 +64,17 @@ _STATE_WORDS = 2 * LINE
 class HostMail:
     """A node's side of the messages of one task.
 
-    Parameters
-    ----------
-    control : ControlView
-        Of the epoch of the task.
-    former : HostMail, optional
-        That of the last such task.
-    open_door : callable
-        Has frames carried that come through a socket, which it takes a copy of.
-    failure : callable
-        Returns what went wrong first on this host; None: nothing has.
-    attach : callable
-        ``attach(handle)`` returns the array of a packed handle.
-    failed : callable
-        Called with what went wrong on another host: waits for its ranks end.
-
-    Attributes
-    ----------
-    pokes : socket
-        For the ranks: `POKE`, or a question for the content of a message.
+    `open_door` has frames carried that come through a socket, which it takes a copy of; `failure` returns
+    what went wrong first on this host, and ``attach(handle)`` the array of a packed handle; `failed` is
+    called with what went wrong on another host: waits for its ranks end.  Through `pokes` ranks send `POKE`,
+    or a question for the content of a message.
     """
 
     def __init__(
-        self,
-        place: HostPlace,
-        control: ControlView,
-        former: HostMail | None,
-        open_door: Callable[[socket.socket], None],
-        failure: Callable[[], FailureNotice | None],
-        attach: Callable[[bytes], npt.NDArray[Any]],
-        failed: Callable[[FailureNotice], None],
-    ) -> None:
+        self, place: HostPlace, control: ControlView, former: HostMail | None,
+        open_door: Callable[[socket.socket], None], failure: Callable[[], FailureNotice | None],
+        attach: Callable[[bytes], npt.NDArray[Any]], failed: Callable[[FailureNotice], None],
+    ) -> None:  # fmt: skip
         self._place, self._view, self._failure = place, control, failure
         self._attach, self._failed = attach, failed
         self._leaving = deque[tuple[int, bytes, memoryview]]()
@@ -182,9 +162,8 @@ class HostMail:
             words = self._own_words()
             if not told and (notice := self._failure()) is not None:
                 told = True
-                self._to_all(
-                    MailKind.FAILED, pickle.dumps(notice)
-                )  # before the words that others left for it
+                failed = pickle.dumps(notice)
+                self._to_all(MailKind.FAILED, failed)  # before the words that others left for it
             while self._answers:
                 asker, kind, answer = self._answers.popleft()
                 self._send(asker, kind, answer, STAMP.pack(time.monotonic_ns()) * (kind == MailKind.CLOCK))

@@ -122,14 +122,9 @@ class HostOperations:
     """
 
     def __init__(
-        self,
-        context: RankContext,
-        place: HostPlace,
-        sender: Sender,
-        receiver: Receiver,
-        word: int = 2,
+        self, context: RankContext, place: HostPlace, sender: Sender, receiver: Receiver, word: int = 2,
         ranks: Sequence[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._context, self._place, self._word = context, place, word
         self._sender, self._receiver = sender, receiver
         self._ranks = ranks or range(place.world_size)
@@ -178,68 +173,53 @@ class HostOperations:
             "group=dist.host_group()"
         )
 
-    # -- operations ----------------------------------------------------------------------------------------
+    # -- operations, described in `GroupCollectives` -------------------------------------------------------
 
     def barrier(
         self, local: GroupCollectives, until: int | None, operation: Operation = Operation.barrier
     ) -> None:
-        """Block until every rank has called it."""
         self._meet(local, operation, fingerprint(operation.name), until)
 
     def monitored_barrier(self, local: GroupCollectives, until: int | None) -> None:
-        """Do the same, under the name that the user called."""
         self.barrier(local, until, Operation.monitored_barrier)
 
     def exchange_values(
         self, local: GroupCollectives, operation: Operation, value: Any, until: int | None
     ) -> list[Any]:
-        """Return the values of all ranks, as one step of an operation."""
         calls = self._meet(local, operation, fingerprint(operation.name), until, value=value)
         return [call.value for call in calls]
 
     def broadcast(self, local: GroupCollectives, x: Any, root: int, until: int | None) -> Any:
-        """Return the value of `root`; an array that was passed is filled."""
         if is_module(x):
             instead = "broadcast its state_dict(), which every rank loads"
             raise self._inside_only("broadcast of a module of torch", instead)
         return self._perform(local, self._described.broadcast(x, root), until)
 
     def move(self, local: GroupCollectives, *args: Any) -> Any:
-        """Move values as a pattern says; returns what came from the sources."""
         *passed, until = args
         return self._perform(local, self._described.move(*passed), until)
 
     def scan(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
-        """Return the combination of the values of the members up to this one; an array in place."""
         return self._perform(local, self._described.scan(x, op), until)
 
     def exscan(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
-        """Do the same without this member's own value; None on the first."""
         return self._perform(local, self._described.exscan(x, op), until)
 
     def all_reduce(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
-        """Return the combination of all values; an array in place."""
         operator, value = checked_value(x, op, "all_reduce", fills=True)
         total = self._combine(local, Operation.all_reduce, operator, value, until)
         return x if isinstance(value, np.ndarray) else total
 
     def reduce(self, local: GroupCollectives, x: Any, root: int, op: str, until: int | None) -> Any:
-        """Return the combination on `root`, where a writable array is filled; None elsewhere."""
         operator, value = checked_value(x, op, "reduce", fills=False)
         own = value.copy() if isinstance(value, np.ndarray) else value
         total = self._combine(local, Operation.reduce, operator, own, until, root=self._ranks[root])
         return into_operand(x, total) if self._rank == root else None
 
     def reduce_scatter(
-        self,
-        local: GroupCollectives,
-        parts: Sequence[Any],
-        whole: AnyArray | None,
-        op: str,
-        output: AnyArray | None,
-        until: int | None,
-    ) -> Any:
-        """Return this rank's part of the combination of all values; an `output` is filled."""
+        self, local: GroupCollectives, parts: Sequence[Any], whole: AnyArray | None, op: str,
+        output: AnyArray | None, until: int | None,
+    ) -> Any:  # fmt: skip
         operation, rank = Operation.reduce_scatter, self._rank
         operator, values = checked_parts(parts, whole, op, output, rank)
         mine = values[rank]
@@ -365,12 +345,12 @@ class HostOperations:
         count = len(self._hosts)
         whole = alike and flat.nbytes <= WHOLE_NBYTES
         bounds = [slice(None) if whole else part_of(flat.size, host, count) for host in range(count)]
-        came = self._exchange([[_octets(flat[part])] for part in bounds], until)
+        came = self._exchange([[flat[part].view(np.uint8).data] for part in bounds], until)
         mine = flat[bounds[self._here]]
         others = {host: np.frombuffer(octets[0], mine.dtype) for host, octets in came.items()}
         _fold(operator, [others.get(host, mine) for host in range(count)], mine)
         if not whole:
-            for host, octets in self._exchange([[_octets(mine)]] * count, until).items():
+            for host, octets in self._exchange([[mine.view(np.uint8).data]] * count, until).items():
                 flat[bounds[host]] = np.frombuffer(octets[0], flat.dtype)
 
     def _numbers(
@@ -392,16 +372,9 @@ class HostOperations:
     # -- meeting -------------------------------------------------------------------------------------------
 
     def _meet(
-        self,
-        local: GroupCollectives,
-        operation: Operation,
-        label: Fingerprint,
-        until: int | None,
-        *,
-        brought: tuple[Form, ...] = (),
-        expected: Mapping[int, Form] | None = None,
-        value: Any = None,
-    ) -> list[HostCall]:
+        self, local: GroupCollectives, operation: Operation, label: Fingerprint, until: int | None,
+        *, brought: tuple[Form, ...] = (), expected: Mapping[int, Form] | None = None, value: Any = None,
+    ) -> list[HostCall]:  # fmt: skip
         """Wait for all ranks, and return what each calls; raises alike on all if that does not fit."""
         self._calls += 1
         line = self._context.call_site.line()
@@ -525,10 +498,6 @@ class HostOperations:
 def _form(x: Any) -> Form:
     array = as_plain_array(x)
     return None if array is None else (str(array.dtype), array.shape)
-
-
-def _octets(flat: AnyArray) -> memoryview:
-    return flat.view(np.uint8).data
 
 
 def _fold(operator: Operator, arrays: Sequence[AnyArray], out: AnyArray) -> None:

@@ -40,24 +40,22 @@ class HostPlace(WorldPlace):
         """The name of this host."""
         return self.hosts[self.index]
 
+    # docstrings of what is not said here inherited
+
     @property
     def ranks(self) -> range:
-        """The ranks of this host."""
         return self.ranks_of(self.index)
 
     @property
     def part(self) -> int:
-        """Which of the hosts this is."""
         return self.index
 
     @property
     def parts(self) -> dict[str, range]:
-        """The ranks of each host."""
         return dict(zip(self.hosts, map(range, self.firsts, self.firsts[1:]), strict=True))
 
     @property
     def no_input(self) -> str:
-        """Why no rank may ask the user."""
         return "this rank is on a host of a cluster"
 
     def index_of(self, rank: int) -> int:
@@ -73,15 +71,12 @@ class HostPlace(WorldPlace):
         return range(self.firsts[host], self.firsts[host + 1])
 
     def around(self, rank: int) -> range:
-        """Return the ranks of a rank's host."""
         return self.ranks_of(self.index_of(rank))
 
     def label_of(self, rank: int) -> str:
-        """Return what messages say behind a rank's number."""
         return f" (host {self.host_of(rank)})"
 
     def check_reach(self, ranks: Iterable[int], what: str) -> None:
-        """Raise if one of `ranks`, which `what` needs, is on another host."""
         if others := [rank for rank in ranks if rank not in self.ranks]:
             raise HostBoundaryError(
                 f"{what} on host {self.name} needs {rank_list(others)}, and {INSIDE_HOSTS}"
@@ -99,5 +94,4 @@ class HostPlace(WorldPlace):
         return operations.HostOperations(context, self, sender, receiver)
 
     def mail(self, context: Any) -> Any:
-        """Return `RankMail`."""
         return importlib.import_module("nbparallel.cluster.rank_mail").RankMail(context)

@@ -140,7 +140,7 @@ class HostPool:
         self._begun: dict[str, bytes] = {}  # what has come of a message that takes several events, by host
         self._given_up: frozenset[str] = frozenset()  # hosts that were lost since they did not answer
         self._silent: set[str] = set()  # hosts of which the last call of `ask` got no answer
-        self._lost: dict[str, str] = {}  # hosts that are lost, and how that was seen
+        self.losses: dict[str, str] = {}  # hosts that are lost, and how that was seen
         self._notes: list[str] = []
         self._linked: dict[tuple[str, str], int] = {}
         """Hosts that are connected, names in order; and the last task that does not use their link."""
@@ -188,13 +188,6 @@ class HostPool:
             raise RuntimeError(NO_RANKS)
         return self
 
-    @property
-    def missing(self) -> dict[str, str]:
-        """Hosts that are lost, and how that was seen."""
-        return {
-            host: f"host {host} is lost: {why.partition(NEW_LINE)[0]}" for host, why in self._lost.items()
-        }
-
     def ask(self, op: str, data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Call a method of nodes, given each one's arguments, and return what each returned.
 
@@ -223,7 +216,7 @@ class HostPool:
                 raise
             self.pool = self
         self._hear()
-        if self._lost:
+        if self.losses:
             self._replace(interrupts)
         try:
             self._connect(interrupts)
@@ -249,7 +242,7 @@ class HostPool:
 
         A `StartError` about two that cannot reach each other names both.
         """
-        here = set(self.place.hosts) - self._lost.keys()
+        here = set(self.place.hosts) - self.losses.keys()
         self.epoch += bool(self.changed)
         asked = dict.fromkeys(self.changed & here, ())
         for revived in self.ask("take_revived", asked, START_SECONDS).values():
@@ -276,13 +269,11 @@ class HostPool:
         for host in places:
             self._begun.pop(host, None)
         perform_calls({f"host {host}": partial(anchor, host) for host in places}, interrupts, abandoned)
-        mine = versions()
-        for host, said in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
-            theirs = dict.fromkeys(mine) | said
-            odd = [
-                f"{what} {theirs[what]} (here {mine[what]})" for what in mine if theirs[what] != mine[what]
-            ]
-            if odd:
+        mine = versions().items()
+        for host, its in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
+            if odd := [
+                f"{what} {its.get(what)} (here {ours})" for what, ours in mine if its.get(what) != ours
+            ]:
                 raise StartError(f"host {host} has {', '.join(odd)}: use the same environment on all hosts")
         starts = {host: (place, self.start_method) for host, place in places.items()}
         start = partial(self.ask, "start", starts, START_SECONDS)
@@ -303,7 +294,7 @@ class HostPool:
         Where there is none, a task for these ranks is refused, and others run.
         """
         deadline = time.monotonic() + RETURN_SECONDS
-        for host in list(self._lost):
+        for host in list(self.losses):
             while not self._try_replace(host, interrupts) and time.monotonic() < deadline:
                 interrupts.check()
                 time.sleep(0.1)
@@ -315,21 +306,21 @@ class HostPool:
         found = host if host in there else next(iter(unused), None)
         if found is None:
             return False
-        former, reason = self.place, self._lost[host]
+        former, reason = self.place, self.losses[host]
         index = former.hosts.index(host)
         self.place = replace(former, hosts=(*former.hosts[:index], found, *former.hosts[index + 1 :]))
         try:
             self._start([index], interrupts)
         except BaseException as error:
             self.host_lost(found, "")
-            del self._lost[found]
-            self.place, self._lost[host] = former, f"{reason.partition(AGAIN)[0]}{AGAIN}{error}"
+            del self.losses[found]
+            self.place, self.losses[host] = former, f"{reason.partition(AGAIN)[0]}{AGAIN}{error}"
             if isinstance(error, StartError):
                 return False  # such as of a worker whose end the scheduler has not noticed
             raise
-        del self._lost[host]
+        del self.losses[host]
         if found != host:
-            others = set(self.place.hosts) - self._lost.keys() - {found}
+            others = set(self.place.hosts) - self.losses.keys() - {found}
             with contextlib.suppress(StartError):  # of one that is lost as well: the task finds that
                 self.ask("rename_hosts", dict.fromkeys(others, (self.place.hosts,)), ANSWER_SECONDS)
         ranks = former.parts[host]
@@ -343,8 +334,8 @@ class HostPool:
     def refuse_lost(self, ranks: Iterable[int]) -> None:
         """Raise if one of these ranks is on a host that is lost."""
         for host in map(self.place.host_of, ranks):
-            if (reason := self._lost.get(host)) is not None:
-                left = [rank for rank in self.ranks if self.place.host_of(rank) not in self._lost]
+            if (reason := self.losses.get(host)) is not None:
+                left = [rank for rank in self.ranks if self.place.host_of(rank) not in self.losses]
                 why = "its worker is not used again" if host in self._given_up else "no worker has that name"
                 advice = f"; {why}, and no host is unused: {self.cluster.advice}"
                 advice += f", or use ranks={left}" * bool(left)
@@ -376,7 +367,7 @@ class HostPool:
 
     def host_lost(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Record that a host is lost; should its node still run, it ends."""
-        self._lost[host], self.starting = reason, ()
+        self.losses[host], self.starting = reason, ()
         self.epoch += 1
         self._given_up = self._given_up | {host} if silent else self._given_up - {host}
         self._linked = {pair: task for pair, task in self._linked.items() if host not in pair}

@@ -6,7 +6,7 @@ import pickle
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import add
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from nbparallel import sharing
 from nbparallel.cluster.host_dispatch import HostDispatcher, HostNames
-from nbparallel.cluster.host_messages import HostNotes, on_other_clock
+from nbparallel.cluster.host_messages import HostClock, on_other_clock
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.cluster.host_pool import NEW_LINE, HostPool
 from nbparallel.errors import NO_RANKS
@@ -26,9 +26,9 @@ from nbparallel.session.monitoring.activity import (
     culprits_of,
     phase_fields,
 )
-from nbparallel.session.monitoring.segments import NOTEBOOK, SessionNames, SharedSegment, compare_names
+from nbparallel.session.monitoring.segments import NOTEBOOK, SessionNames, compare_names
 from nbparallel.session.monitoring.timeline import Timeline, build_timeline
-from nbparallel.session.results import CellClock, CellRecord
+from nbparallel.session.results import CellRecord
 from nbparallel.session.session import SessionViews
 from nbparallel.wire.inspection import Origin, VariableInfo
 from nbparallel.wire.system import open_descriptors, process_limit
@@ -103,46 +103,114 @@ def place_ranks(
     if world_size is not None and world_size > most:
         listed = ", ".join(f"{size} on {name}" for name, size in chosen.items())
         raise ValueError(f"{world_size} ranks do not fit these hosts, which take {most}: {listed}")
-    firsts, names = [0], []
+    firsts, names, total = [0], [], most if world_size is None else world_size
     for name, size in chosen.items():
-        if world_size is None or firsts[-1] < world_size:
+        if firsts[-1] < total:
             names.append(name)
-            firsts.append(min(firsts[-1] + size, most if world_size is None else world_size))
+            firsts.append(min(firsts[-1] + size, total))
     return HostPlace(firsts[-1], tuple(names), tuple(firsts), 0)
 
 
+UNSEEN = "unseen"
+"""State of a rank whose host does not answer, or is lost."""
+_HOST_BITS = 64
+"""Of a segment's number, below the host's."""
+
+
 class HostViews(SessionViews):
-    """Views of a session on hosts: each node is asked what its own session sees."""
+    """Views of a session on hosts: each node is asked what its own session sees of its own ranks.
+
+    Ranks have the numbers of the whole session there.  Numbers of segments are each host's: here they get the
+    host's number above theirs.
+    """
 
     # docstrings inherited
 
     _ranks: Any  # a `HostPool`
     _names: HostNames
-    _last: Mapping[str, tuple[str, SessionActivity]] = MappingProxyType({})
-    """By host: the time of day of its last answer, and what its ranks did."""
+    _last: Mapping[int, tuple[str, RankActivity]] = MappingProxyType({})
+    """By rank: the time of day of its host's last answer, and what it did."""
 
     def _view(
         self, method: str, *arguments: Any, hosts: Sequence[str] | None = None, seconds: float | None = None
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what the method of that name of each node's session returned, and why others say nothing."""
-        lost, seen = self._ranks.missing, dict[str, Any]()
-        there = [host for host in hosts or self._ranks.running.place.hosts if host not in lost]
+        pool, seen = self._ranks, dict[str, Any]()
+        lost = {
+            host: f"host {host} is lost: {why.partition(NEW_LINE)[0]}" for host, why in pool.losses.items()
+        }
+        there = [host for host in hosts or pool.running.place.hosts if host not in lost]
         asked = dict.fromkeys(there, pickle.dumps(arguments))
-        for host, reply in self._ranks.cluster.call(method, asked, seconds or VIEW_SECONDS).items():
+        for host, reply in pool.cluster.call(method, asked, seconds or VIEW_SECONDS).items():
             if reply.error or reply.silent:
                 lost[host] = f"host {host}: {reply.error.partition(NEW_LINE)[0] or 'it does not answer now'}"
             else:
                 seen[host] = pickle.loads(reply.data)
         return seen, lost
 
+    def _unseen(self, rank: int, missing: Mapping[str, str]) -> RankActivity:
+        host = self._ranks.place.host_of(rank)
+        return RankActivity(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
+
+    def _number(self, segment: int, host: str) -> int:
+        return segment and segment + (self._ranks.place.hosts.index(host) + 1 << _HOST_BITS)
+
     def statistics(self, namespace: Mapping[str, Any] | None) -> SessionStatistics:
         seen, missing = self._view("statistics")
-        return join_statistics(self._ranks.place, seen, missing, self._ranks.start_method)
+        pool, parts = self._ranks, list[SessionStatistics](seen.values())
+        known = {rank.rank: replace(rank, host=host) for host, part in seen.items() for rank in part.ranks}
+        free = [part.free_nbytes for part in parts if part.free_nbytes is not None]
+        segments = [
+            replace(
+                record,
+                segment=self._number(record.segment, host),
+                maker=f"host {host}" if record.maker == NOTEBOOK else record.maker,
+                notebook=False,
+                host=host,
+            )
+            for host, part in seen.items()
+            for record in part.segments
+        ]
+        return SessionStatistics(
+            session="",
+            start_method=pool.start_method,
+            world_size=pool.place.world_size,
+            epoch=max((part.epoch for part in parts), default=0),
+            strategy=", ".join(sorted({part.strategy for part in parts})),
+            supervisor_pid=0,
+            template_pid=0,
+            ranks=tuple(known.get(rank) or self._unseen(rank, missing) for rank in pool.ranks),
+            segments=tuple(sorted(segments, key=lambda record: (-record.nbytes, record.segment))),
+            shared_segments=sum(part.shared_segments for part in parts),
+            shared_nbytes=sum(part.shared_nbytes for part in parts),
+            pooled_nbytes=sum(part.pooled_nbytes for part in parts),
+            free_nbytes=min(free, default=None),
+            ledger_answered=all(part.ledger_answered for part in parts),
+            descriptors=open_descriptors() or 0,
+            descriptor_limit=process_limit(resource.RLIMIT_NOFILE)[0] or 0,
+        )
 
     def who(self, namespace: Mapping[str, Any] | None, hidden: Mapping[str, Any] | None) -> SessionNames:
         names = self._names.namespace if namespace is None else namespace
         seen, missing = self._view(self.who.__name__)
-        return join_names(self._ranks.place, seen, missing, names or {}, hidden or {})
+        known: dict[int, dict[str, VariableInfo]] = {}
+        for host, part in seen.items():
+            for record in part.names:
+                for rank, info in record.ranks.items():
+                    sent = replace(info, segment=self._number(info.segment, host))
+                    if info.origin is Origin.SHARED:  # what the notebook's arrays are there are copies
+                        sent = replace(sent, origin=Origin.COPIED, as_delivered=True)
+                    known.setdefault(rank, {})[record.name] = sent
+        parts, places = list[SessionNames](seen.values()), self._ranks.place.parts
+        silent = {rank: why for part in parts for rank, why in part.silent.items()}
+        return SessionNames(
+            names=compare_names(names or {}, hidden or {}, sharing.current_store(), known),
+            answered=tuple(rank for part in parts for rank in part.answered),
+            busy=tuple(rank for part in parts for rank in part.busy),
+            dead=tuple(rank for part in parts for rank in part.dead),
+            silent=silent | {rank: why for host, why in missing.items() for rank in places.get(host, ())},
+            left_out=sum(part.left_out for part in parts),
+        )
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
         if self._ranks.pool is None:
@@ -151,14 +219,46 @@ class HostViews(SessionViews):
         return next(iter(seen.values()), ())
 
     def activity(self) -> SessionActivity:
-        pool, starting = self._ranks, self._ranks.starting
+        pool, clock, starting = self._ranks, self._tasks.clock, self._ranks.starting
         if pool.pool is None and not starting:
             raise RuntimeError(NO_RANKS)
         seen, missing = ({}, {}) if pool.pool is None else self._view("activity", seconds=LOOK_SECONDS)
-        clock, moving, last = self._tasks.clock, self._names.arrays.moving, self._last
-        now = time.strftime("%H:%M:%S")
-        self._last = {**last, **{host: (now, activity) for host, activity in seen.items()}}
-        return join_activity(pool.place, seen, missing, clock, starting=starting, moving=moving, last=last)
+        parts = list[SessionActivity](seen.values())
+        known: dict[int, RankActivity] = {
+            rank.rank: replace(rank, host=host) for host, part in seen.items() for rank in part.ranks
+        }
+        last, now = self._last, time.strftime("%H:%M:%S")
+        self._last = {**last, **{rank: (now, activity) for rank, activity in known.items()}}
+
+        def of_rank(rank: int) -> RankActivity:
+            host = pool.place.host_of(rank)
+            if rank in known:
+                return known[rank]
+            if rank in starting:
+                return RankActivity(rank, 0, "starting", "", 0, (), 0.0, 0.0, 0.0, 0, host=host)
+            as_of, before = last.get(rank, ("", None))
+            if before is None or before.task != clock.task:
+                return self._unseen(rank, missing)
+            why = f"{missing.get(host, '')}; as of {as_of}"
+            return replace(before, state=UNSEEN, operation=why, waits_for=(), seconds=0.0)
+
+        ranks = _awaited_anywhere(tuple(map(of_rank, pool.ranks)))
+        ended = max((rank.finished for rank in ranks), default=0.0)
+        running = [part.seconds for part in parts if part.running]
+        limits = [part.limit_nbytes for part in parts]
+        return SessionActivity(
+            running=clock.running,
+            number=clock.number,
+            seconds=max(running, default=0.0) if clock.running else ended,
+            ranks=ranks,
+            strategy=", ".join(sorted({part.strategy for part in parts})),
+            segments=sum(part.segments for part in parts),
+            nbytes=sum(part.nbytes for part in parts),
+            pooled_nbytes=sum(part.pooled_nbytes for part in parts),
+            **phase_fields(clock, starting, self._names.arrays.moving),
+            limit_nbytes=None if None in limits or not limits else sum(limit or 0 for limit in limits),
+            culprits=culprits_of(ranks),
+        )
 
     def findings(self) -> tuple[Finding, ...]:
         from nbparallel.session.diagnostics.doctor import Finding, Severity
@@ -176,74 +276,38 @@ class HostViews(SessionViews):
         return (*lost, *(one for some in seen.values() for one in some), safety)
 
     def timeline(self) -> Timeline | None:
+        """Return the timeline of a cell on all hosts.
+
+        Times are the first host's.  Where clocks were not compared, each host's count from its own beginning.
+        """
         record = self._tasks.record  # without the ranks' notes, which the hosts keep
         if record is None:
             return None
-        clock, place = self._tasks.clock, self._ranks.place
-        ranks = clock.ranks if clock.task == record.task else ()
+        cell, place = self._tasks.clock, self._ranks.place
+        ranks = cell.ranks if cell.task == record.task else ()
         hosts = sorted(set(map(place.host_of, ranks or place.ranks)))
-        return join_timeline(place, record, ranks, *self._view("notes", record.task, hosts=hosts))
-
-
-# One view of a session on several hosts, made of what each host's session sees of its own ranks.
-#
-# Ranks have the numbers of the whole session there.  Numbers of segments are each host's: here they get the
-# host's number above theirs.
-
-UNSEEN = "unseen"
-"""State of a rank whose host does not answer, or is lost."""
-_HOST_BITS = 64
-"""Of a segment's number, below the host's."""
-
-
-def join_activity(
-    place: HostPlace,
-    seen: Mapping[str, SessionActivity],
-    missing: Mapping[str, str],
-    clock: CellClock,
-    *,
-    starting: tuple[int, ...],
-    moving: tuple[str, int] | None,
-    last: Mapping[str, tuple[str, SessionActivity]],
-) -> SessionActivity:
-    """Return what happens on all hosts; `missing`: why some say nothing, `clock`: the whole cell's.
-
-    A host that says nothing has done what it said `last` in this cell, at that time of day.
-    """
-    known = {rank.rank: rank for activity in seen.values() for rank in activity.ranks}
-
-    def of_rank(rank: int, host: str) -> RankActivity:
-        if rank in starting or rank in known:
-            found = known.get(rank) or RankActivity(rank, 0, "starting", "", 0, (), 0.0, 0.0, 0.0, 0)
-            return replace(found, host=host)
-        as_of, before = last.get(host, ("", None))
-        for found in before.ranks if before is not None else ():
-            if found.rank == rank and found.task == clock.task:
-                why = f"{missing.get(host, '')}; as of {as_of}"
-                return replace(found, host=host, state=UNSEEN, operation=why, waits_for=(), seconds=0.0)
-        return _unseen(rank, host, missing)
-
-    ranks = _awaited_anywhere(tuple(of_rank(rank, host) for rank, host in _places(place)))
-    ended = max((rank.finished for rank in ranks), default=0.0)
-    running = [activity.seconds for activity in seen.values() if activity.running]
-    limits = [activity.limit_nbytes for activity in seen.values()]
-    return SessionActivity(
-        running=clock.running,
-        number=clock.number,
-        seconds=max(running, default=0.0) if clock.running else ended,
-        ranks=ranks,
-        strategy=", ".join(sorted({activity.strategy for activity in seen.values()})),
-        segments=sum(activity.segments for activity in seen.values()),
-        nbytes=sum(activity.nbytes for activity in seen.values()),
-        pooled_nbytes=sum(activity.pooled_nbytes for activity in seen.values()),
-        **phase_fields(clock, starting, moving),
-        limit_nbytes=None if None in limits or not limits else sum(limit or 0 for limit in limits),
-        culprits=culprits_of(ranks),
-    )
-
-
-def _unseen(rank: int, host: str, missing: Mapping[str, str]) -> RankActivity:
-    return RankActivity(rank, 0, UNSEEN, missing.get(host, ""), 0, (), 0, 0, 0, None, host=host)
+        seen, missing = self._view("notes", record.task, hosts=hosts)
+        parts: list[tuple[CellRecord, HostClock | None]] = [
+            each for each in seen.values() if each is not None
+        ]
+        compared = all(clock is not None and clock.known for _, clock in parts)
+        moved = [
+            on_other_clock(part, clock.on_first if compared and clock else partial(add, 1 - part.began_ns))
+            for part, clock in parts
+        ]
+        known = {rank: notes for part in moved for rank, notes in part.ranks.items()}
+        died = {rank: how for part in moved for rank, how in part.died.items()}
+        for rank in sorted(set(ranks) - known.keys() - died.keys()):
+            host = place.host_of(rank)
+            why = missing.get(host, f"host {host} knows nothing of the cell any more")
+            died[rank] = f"is not seen: {why}"
+        times = {rank: of_rank for part in moved for rank, of_rank in part.times.items()}
+        began = min((part.began_ns for part in moved), default=0)
+        timeline = build_timeline(replace(record, ranks=known, died=died, times=times, began_ns=began))
+        rows = tuple(replace(row, host=place.host_of(row.rank)) for row in timeline.rows)
+        errors = [clock.error_ns / 1e9 for _, clock in parts if clock and compared]
+        error = max(errors, default=0.0) if compared or len(parts) < 2 else None
+        return replace(timeline, rows=rows, cpus=0, clock_error=error)
 
 
 def _awaited_anywhere(ranks: tuple[RankActivity, ...]) -> tuple[RankActivity, ...]:
@@ -255,114 +319,3 @@ def _awaited_anywhere(ranks: tuple[RankActivity, ...]) -> tuple[RankActivity, ..
         else rank
         for rank in ranks
     )
-
-
-def join_statistics(
-    place: HostPlace, seen: Mapping[str, SessionStatistics], missing: Mapping[str, str], start_method: str
-) -> SessionStatistics:
-    """Return a picture of all hosts; `missing`: why some say nothing."""
-    parts = list(seen.values())
-    known = {rank.rank: rank for part in parts for rank in part.ranks}
-    free = [part.free_nbytes for part in parts if part.free_nbytes is not None]
-
-    ranks = [
-        replace(known[rank], host=host) if rank in known else _unseen(rank, host, missing)
-        for rank, host in _places(place)
-    ]
-    segments = [_of_host(segment, host, place) for host, part in seen.items() for segment in part.segments]
-    return SessionStatistics(
-        session="",
-        start_method=start_method,
-        world_size=place.world_size,
-        epoch=max((part.epoch for part in parts), default=0),
-        strategy=", ".join(sorted({part.strategy for part in parts})),
-        supervisor_pid=0,
-        template_pid=0,
-        ranks=tuple(ranks),
-        segments=tuple(sorted(segments, key=lambda record: (-record.nbytes, record.segment))),
-        shared_segments=sum(part.shared_segments for part in parts),
-        shared_nbytes=sum(part.shared_nbytes for part in parts),
-        pooled_nbytes=sum(part.pooled_nbytes for part in parts),
-        free_nbytes=min(free, default=None),
-        ledger_answered=all(part.ledger_answered for part in parts),
-        descriptors=open_descriptors() or 0,
-        descriptor_limit=process_limit(resource.RLIMIT_NOFILE)[0] or 0,
-    )
-
-
-def join_names(
-    place: HostPlace,
-    seen: Mapping[str, SessionNames],
-    missing: Mapping[str, str],
-    namespace: Mapping[str, Any],
-    hidden: Mapping[str, Any],
-) -> SessionNames:
-    """Return the names of the notebook and of all ranks; what the notebook's arrays are there are copies."""
-    known: dict[int, dict[str, VariableInfo]] = {}
-    for host, part in seen.items():
-        for record in part.names:
-            for rank, info in record.ranks.items():
-                known.setdefault(rank, {})[record.name] = _sent(info, host, place)
-    parts = list(seen.values())
-    silent = {rank: why for part in parts for rank, why in part.silent.items()}
-    return SessionNames(
-        names=compare_names(namespace, hidden, sharing.current_store(), known),
-        answered=tuple(rank for part in parts for rank in part.answered),
-        busy=tuple(rank for part in parts for rank in part.busy),
-        dead=tuple(rank for part in parts for rank in part.dead),
-        silent=silent | {rank: missing[host] for rank, host in _places(place) if host in missing},
-        left_out=sum(part.left_out for part in parts),
-    )
-
-
-def join_timeline(
-    place: HostPlace,
-    record: CellRecord,
-    ranks: Sequence[int],
-    seen: Mapping[str, HostNotes | None],
-    missing: Mapping[str, str],
-) -> Timeline:
-    """Return the timeline of a cell on all hosts; `record`: what the notebook knows of it, on these `ranks`.
-
-    Times are the first host's.  Where clocks were not compared, each host's count from its own beginning.
-    """
-    parts = [notes for notes in seen.values() if notes is not None]
-    compared = all(clock is not None and clock.known for _, clock in parts)
-    moved = [
-        on_other_clock(part, clock.on_first if compared and clock else partial(add, 1 - part.began_ns))
-        for part, clock in parts
-    ]
-    known = {rank: notes for part in moved for rank, notes in part.ranks.items()}
-    died = {rank: how for part in moved for rank, how in part.died.items()}
-    for rank in ranks:
-        if rank not in known and rank not in died:
-            host = place.host_of(rank)
-            died[rank] = (
-                f"is not seen: {missing.get(host, f'host {host} knows nothing of the cell any more')}"
-            )
-    times = {rank: of_rank for part in moved for rank, of_rank in part.times.items()}
-    began = min((part.began_ns for part in moved), default=0)
-    timeline = build_timeline(replace(record, ranks=known, died=died, times=times, began_ns=began))
-    rows = tuple(replace(row, host=place.host_of(row.rank)) for row in timeline.rows)
-    errors = [clock.error_ns / 1e9 for _, clock in parts if clock and compared]
-    error = max(errors, default=0.0) if compared or len(parts) < 2 else None
-    return replace(timeline, rows=rows, cpus=0, clock_error=error)
-
-
-def _places(place: HostPlace) -> Iterator[tuple[int, str]]:
-    return ((rank, host) for host, ranks in place.parts.items() for rank in ranks)
-
-
-def _number(segment: int, host: str, place: HostPlace) -> int:
-    return segment and segment + (place.hosts.index(host) + 1 << _HOST_BITS)
-
-
-def _of_host(record: SharedSegment, host: str, place: HostPlace) -> SharedSegment:
-    maker = f"host {host}" if record.maker == NOTEBOOK else record.maker
-    number = _number(record.segment, host, place)
-    return replace(record, segment=number, maker=maker, notebook=False, host=host)
-
-
-def _sent(info: VariableInfo, host: str, place: HostPlace) -> VariableInfo:
-    info = replace(info, segment=_number(info.segment, host, place))
-    return replace(info, origin=Origin.COPIED, as_delivered=True) if info.origin is Origin.SHARED else info

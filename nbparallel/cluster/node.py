@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import pickle
-import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -33,6 +32,7 @@ from nbparallel.cluster.host_messages import (
     versions,
 )
 from nbparallel.cluster.host_place import HostPlace
+from nbparallel.distributed.runtime.failures import first_failure
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
 from nbparallel.errors import (
     InternalError,
@@ -46,7 +46,7 @@ from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
-from nbparallel.session.processes.rank_handle import RankDeath
+from nbparallel.session.processes.rank_handle import RankDeath, RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.session import Session, load_views
 from nbparallel.session.tasks.cell import CellOptions
@@ -125,99 +125,6 @@ class NodeOutput(TaskOutput):
             self._changed.notify()
 
 
-class Node:
-    """A host's ranks, for the kernel; data and reply of its calls are pickled.
-
-    A call is a method here, or one of the session of the ranks, also what a user calls of it.  Events go
-    through the port; the supervisor of the ranks belongs to this object from now on.
-    """
-
-    def __init__(self, port: Any, launch: SupervisorLaunch) -> None:
-        self.port = port
-        self._launch: SupervisorLaunch | None = launch
-        self._owning = threading.Lock()
-        self._session: Any = None
-        self._report = b""
-        self._ended = False
-
-    def handle(self, op: str, data: bytes) -> bytes:
-        """Handle a call of the kernel."""
-        if self._session is not None:
-            label_of_rank.set(self._session.place.label_of)  # each call has a thread, and its context
-        if op == "fill":  # the piece stands behind what was pickled
-            number, start, size = pickle.loads(data)
-            self._session.arrays.fill(number, start, memoryview(data)[-size:])
-            return pickle.dumps(None)
-        call = getattr(self, f"_on_{op}", None) or getattr(self._session, op)
-        return pickle.dumps(call(*pickle.loads(data)), 5)
-
-    def end(self) -> None:
-        """End every rank (idempotent)."""
-        with self._owning:
-            self._ended = True
-            launch, self._launch = self._launch, None
-        if self._session is not None:
-            self._session.stop()
-        elif launch is not None:
-            launch.terminate()
-
-    # calls --------------------------------------------------------------------------------------------
-
-    def _on_hello(self) -> dict[str, str]:
-        return versions()
-
-    def _on_start(self, place: HostPlace, start_method: str) -> None:
-        label_of_rank.set(place.label_of)
-        with self._owning:
-            if (launch := self._launch) is None:
-                raise NbParallelError("the node of this host ends, or its ranks were started already")
-            self._session = session = NodeSession(place, start_method, launch, self._on_event)
-            self._launch = None
-        session.start()
-
-    def _on_task(self, task: HostTask) -> None:
-        """Begin a task; what it prints and how it ends are events."""
-        begun = threading.Event()
-        job = self._perform, self._session, task, begun
-        run = contextvars.copy_context().run
-        threading.Thread(target=run, args=job, name="nbparallel-task", daemon=True).start()
-        begun.wait()
-
-    def _on_take(self) -> bytes:
-        """Return the last report, which was too large for an event."""
-        return self._report
-
-    def _on_look(self) -> None:
-        """Show that this node and its connection work, by an event as output is."""
-        send_message(self.port.emit, "here")
-
-    # tasks --------------------------------------------------------------------------------------------
-
-    def _perform(self, session: NodeSession, task: HostTask, begun: threading.Event) -> None:
-        output = NodeOutput(self.port, task.number)
-        try:
-            open_door = partial(self.port.open_door, task.number, task.hosts)
-            report = session.perform_task(task, output, begun.set, open_door)
-        except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
-            internal = InternalError(f"host {session.place.name}: {type(error).__name__}: {error}")
-            report = HostReport(lost_outcomes(task.number, task.tasks, internal))
-        output.close()
-        begun.set()
-        self._report = pickle.dumps(report, 5)
-        inline = self._report if len(self._report) <= INLINE else b""
-        send_message(self.port.emit, "ended", task.number, inline)
-
-    def _on_event(self, message: Any) -> None:
-        if isinstance(message, RankDeath) and not self._ended:
-            send_message(self.port.emit, "died")
-        elif isinstance(message, Outcome) and not message.ok:
-            label_of_rank.set(self._session.place.label_of)  # of this thread's messages
-            notice = self._session.first_failure(message.number) or notice_of(message)
-            send_message(self.port.emit, "failed", message.number, notice)
-
-
-# NodeSession: today's session with the ranks of one host of several.
-
 # Arrays of the notebook on one host: shared memory that lives as long as its ranks use it.
 
 
@@ -270,23 +177,21 @@ class NodeArrays:
         self._held.clear()
 
 
-class NodeSession(Session):
-    """A session whose ranks have the numbers that they have among all hosts.
+class Node(Session):
+    """A host's ranks, for the kernel: a session whose ranks have the numbers that they have among all hosts.
 
-    Those are in `place`; `on_event` is called in the event loop's thread with outcomes and deaths of ranks.
+    A call of the kernel is a method here, also one of those that a user calls; its data and reply are
+    pickled.  Events go through the port.
     """
 
     _ranks: ElasticPool
 
-    def __init__(
-        self, place: HostPlace, start_method: str, launch: SupervisorLaunch, on_event: Callable[[Any], None]
-    ) -> None:
-        super().__init__(len(place.ranks), start_method=start_method, launch=launch)
-        self._ranks.place = place
-        self._on_event = on_event
+    def __init__(self, port: Any, launch: SupervisorLaunch) -> None:
+        super().__init__(1, launch=launch)  # until it gets its place
+        self.port = port
         self._failing = threading.Lock()
         self._told: tuple[int, FailureNotice | None] = 0, None
-        self.arrays = NodeArrays()
+        self._arrays = NodeArrays()
         self._run: TaskRun | None = None
         self._epoch = 0
         self._mail: HostMail | None = None
@@ -294,27 +199,73 @@ class NodeSession(Session):
         self._revived: set[int] = set()
         self._clock: HostClock | None = None
         """Of the task of which ranks' notes are kept; None: no messages crossed hosts in it."""
+        self._report = b""
+
+    @property
+    def place(self) -> HostPlace:
+        """Which ranks are where."""
+        return self._ranks.place  # type: ignore[return-value]  # which `_on_start` has set
+
+    def handle(self, op: str, data: bytes) -> bytes:
+        """Handle a call of the kernel."""
+        label_of_rank.set(self.place.label_of)  # each call has a thread, and its context
+        if op == "fill":  # the piece stands behind what was pickled
+            number, start, size = pickle.loads(data)
+            self._arrays.fill(number, start, memoryview(data)[-size:])
+            return pickle.dumps(None)
+        call = getattr(self, f"_on_{op}", None) or getattr(self, op)
+        return pickle.dumps(call(*pickle.loads(data)), 5)
+
+    # calls --------------------------------------------------------------------------------------------
+
+    def _on_hello(self) -> dict[str, str]:
+        return versions()
+
+    def _on_start(self, place: HostPlace, start_method: str) -> None:
+        """Start the ranks; what only few tasks need is imported after that."""
+        self._ranks.place, self._ranks.start_method = place, start_method
+        label_of_rank.set(place.label_of)
+        self.take_revived()
+        threading.Thread(target=_load, name="nbparallel-imports", daemon=True).start()
+
+    def _on_task(self, task: HostTask) -> None:
+        """Begin a task; what it prints and how it ends are events."""
+        begun = threading.Event()
+        run, job = contextvars.copy_context().run, (self._perform_task, task, begun)
+        threading.Thread(target=run, args=job, name="nbparallel-task", daemon=True).start()
+        begun.wait()
+
+    def _on_take(self) -> bytes:
+        """Return the last report, which was too large for an event."""
+        return self._report
+
+    def _on_look(self) -> None:
+        """Show that this node and its connection work, by an event as output is."""
+        send_message(self.port.emit, "here")
+
+    def take_revived(self) -> list[int]:
+        """Start what does not run; return which ranks had died since the last time, with their variables."""
+        with self._session_lock.hold() as interrupts:
+            self._ensure(interrupts)
+        revived, self._revived = self._revived, set()
+        return sorted(revived)
 
     def _ensure(self, interrupts: InterruptCounter) -> RankPool:
         if (pool := self._ranks.pool) is not None:
             self._revived.update(pool.ranks if pool.ended() else [handle.rank for handle in pool.dead()])
         super()._ensure(interrupts)
         pool = self._ranks.running
-        pool.listener = lambda _, message: self._on_event(message)
+        pool.listener = self._on_event
         return pool
 
-    @property
-    def place(self) -> HostPlace:
-        """Which ranks are where."""
-        place = self._ranks.place
-        assert isinstance(place, HostPlace), "it was made with one"
-        return place
-
-    def start(self) -> None:
-        """Start the ranks now; what only few tasks need is imported after that."""
-        with self._session_lock.hold() as interrupts:
-            self._ensure(interrupts)
-        threading.Thread(target=_load, name="nbparallel-imports", daemon=True).start()
+    def _on_event(self, _: RankHandle | None, message: Any) -> None:
+        """Pass on that a rank has died or failed; in the event loop's thread."""
+        if isinstance(message, RankDeath) and not self.closed:
+            send_message(self.port.emit, "died")
+        elif isinstance(message, Outcome) and not message.ok:
+            label_of_rank.set(self.place.label_of)  # of this thread's messages
+            notice = self.first_failure(message.number) or notice_of(message)
+            send_message(self.port.emit, "failed", message.number, notice)
 
     def rename_hosts(self, hosts: tuple[str, ...]) -> None:
         """Have the messages of this host's ranks, from the next task on, name the hosts as they are now."""
@@ -332,25 +283,26 @@ class NodeSession(Session):
         wrong = wrong or [Finding("all that was looked at", Severity.OK, "nothing is wrong")]
         return tuple(replace(found, host=self.place.name) for found in wrong)
 
-    def take_revived(self) -> list[int]:
-        """Start again what has died; return which ranks were since the last time, without their variables."""
-        self.start()
-        revived, self._revived = self._revived, set()
-        return sorted(revived)
-
     def lack(self, wanted: Sequence[ArrayHandle]) -> list[int]:
         """Return the numbers of those of the notebook's arrays that have to be sent for the next task."""
         with self._session_lock.hold() as interrupts:
-            return self.arrays.lack(wanted, self._ensure(interrupts).broker)
+            return self._arrays.lack(wanted, self._ensure(interrupts).broker)
 
-    def perform_task(
-        self,
-        task: HostTask,
-        output: TaskOutput,
-        begun: Callable[[], None],
-        open_door: Callable[[socket.socket], None],
-    ) -> HostReport:
-        """Perform one task of the kernel's; calls `begun` when interrupts reach it."""
+    def _perform_task(self, task: HostTask, begun: threading.Event) -> None:
+        output = NodeOutput(self.port, task.number)
+        try:
+            report = self._report_of(task, output, begun)
+        except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
+            internal = InternalError(f"host {self.place.name}: {type(error).__name__}: {error}")
+            report = HostReport(lost_outcomes(task.number, task.tasks, internal))
+        output.close()
+        begun.set()
+        self._report = pickle.dumps(report, 5)
+        inline = self._report if len(self._report) <= INLINE else b""
+        send_message(self.port.emit, "ended", task.number, inline)
+
+    def _report_of(self, task: HostTask, output: TaskOutput, begun: threading.Event) -> HostReport:
+        """Perform one task of the kernel's; sets `begun` when interrupts reach it."""
         options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
         self.keep_messages = task.keep_messages
         with (
@@ -358,7 +310,7 @@ class NodeSession(Session):
             self._tasks.stopping(interrupts),
             contextlib.ExitStack() as stack,
         ):
-            begun()
+            begun.set()
             pool = self._ensure(interrupts)
             if task.epoch != self._epoch:
                 pool.invalidate_epoch()
@@ -371,10 +323,10 @@ class NodeSession(Session):
                 return HostReport(lost_outcomes(task.number, task.tasks, error))
             notes = self._ranks.take_notes()
             broker = pool.broker
-            tasks = {rank: self.arrays.localise(part, broker) for rank, part in task.tasks.items()}
+            tasks = {rank: self._arrays.localise(part, broker) for rank, part in task.tasks.items()}
             mail = None
             if task.hosts:
-                mail = stack.enter_context(closing(self._open_mail(task.number, pool, open_door)))
+                mail = self._mail = stack.enter_context(closing(self._open_mail(task, pool)))
             fds = () if mail is None else (mail.pokes.fileno(),)
             request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)
@@ -393,23 +345,23 @@ class NodeSession(Session):
                     mail.close()  # the memory that it had attached is returned with the report
                     if mail.error and all(outcome.ok for outcome in run.outcomes.values()):
                         raise NbParallelError(mail.error)  # ranks of other hosts wait for these
-                return _report(run, pool)
+                return _make_report(run, pool)
             finally:
                 with self._failing:
                     self._run = None
-                self.arrays.release()
+                self._arrays.release()
                 self._record(run, None if mail is None else mail.clock)
 
-    def _open_mail(self, number: int, pool: RankPool, open_door: Callable[[socket.socket], None]) -> HostMail:
-        store, broker = sharing.current_store(), pool.broker
+    def _open_mail(self, task: HostTask, pool: RankPool) -> HostMail:
+        store, broker, number = sharing.current_store(), pool.broker, task.number
 
         def attach(handle: bytes) -> npt.NDArray[Any]:
             place = decode_handle(handle)
             return store.attach(place, writable=place.writable, broker=broker)
 
+        door = partial(self.port.open_door, number, task.hosts)
         failure, failed = partial(self.first_failure, number), partial(self.peer_failed, number, ends=False)
-        self._mail = HostMail(self.place, pool.ensure_epoch(), self._mail, open_door, failure, attach, failed)
-        return self._mail
+        return HostMail(self.place, pool.ensure_epoch(), self._mail, door, failure, attach, failed)
 
     def _record(self, run: TaskRun, clock: HostClock | None) -> None:
         """Keep what ranks have noted, for views of this session."""
@@ -443,8 +395,6 @@ class NodeSession(Session):
             run, ranks = self._run, self.place.ranks
             if run is None or run.request.number != number:
                 return None
-            from nbparallel.distributed.runtime.failures import first_failure
-
             if (error := first_failure(run.control, ranks)) is None:
                 return None
             kind = SAME_ERRORS[type(error).__name__]
@@ -454,11 +404,10 @@ class NodeSession(Session):
 def _load() -> None:
     """Import what is needed later: an installation may have removed the files then."""
     load_views()
-    from nbparallel.distributed.runtime import failures  # noqa: F401
     from nbparallel.session.diagnostics import doctor  # noqa: F401
 
 
-def _report(run: TaskRun, pool: RankPool) -> HostReport:
+def _make_report(run: TaskRun, pool: RankPool) -> HostReport:
     outcomes = [_portable(outcome, pool) for outcome in run.outcomes.values()]
     for rank, end in run.deaths.items():
         failure = death_failure(run.handles[rank], end, run.control)

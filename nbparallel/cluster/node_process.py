@@ -80,7 +80,7 @@ def main(fd: str, doors: str, parent: str, host: str) -> None:
             port.send("reply")
             port.serve(node.handle)
         finally:
-            node.end()
+            node.stop()
             os._exit(0)
 
 

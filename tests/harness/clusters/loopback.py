@@ -177,7 +177,7 @@ class LoopbackHost:
         threading.Thread(target=self._finish, name=f"loopback-{self.host}-end", daemon=True).start()
 
     def _finish(self) -> None:
-        self._node.end()
+        self._node.stop()
         self._events.put(None)
         self.finished.set()
 
