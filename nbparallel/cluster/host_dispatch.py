@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel import sharing
-from nbparallel.cluster.host_messages import FailureNotice, HostReport, HostTask, lost_outcomes, notice_of
+from nbparallel.cluster.host_messages import FailureNotice, HostReport, HostTask, lost_outcomes
 from nbparallel.cluster.host_pool import ANSWER_SECONDS, HostPool, host_loss, perform_calls
 from nbparallel.errors import HostBoundaryError, ObjectArrayError, StartError, grouped, labelled_ranks
 from nbparallel.session.interrupts import InterruptCounter
@@ -125,7 +125,7 @@ class HostArrays(SharedArrays):
                     pieces[f"piece {len(pieces)} of an array"] = partial(send, number, start, content)
         self.moving = (", ".join(nbytes), size) if pieces else None
         try:
-            perform_calls(pieces, interrupts, None, ANSWER_SECONDS * (1 + len(pieces)), WINDOW)
+            perform_calls(pieces, interrupts, ANSWER_SECONDS * (1 + len(pieces)), WINDOW)
         finally:
             self.moving = None
             output.progress("")
@@ -226,7 +226,8 @@ class HostRun(TaskRun):
         self.task = next(iter(self.hosts.values()))[self.request.ranks[0]]
         whole = len(self.hosts) > 1 and len(self.request.ranks) == pool.place.world_size
         names = pool.place.hosts if whole and runs_user_code(self.task) else ()
-        same = options.timeout, options.on_error, keep_messages, pool.epoch, names
+        of_use = CellOptions(timeout=options.timeout, on_error=options.on_error)
+        same = of_use, keep_messages, pool.epoch, names
         parts = {
             host: pickle.dumps((HostTask(number, tasks, *same),), 5) for host, tasks in self.hosts.items()
         }
@@ -239,7 +240,14 @@ class HostRun(TaskRun):
     def _step(self, interrupts: InterruptCounter) -> None:
         event = self.pool.next_event(max(0.0, self._looked + LOOK_SECONDS - time.monotonic()))
         if event is not None:
-            self._hear(*event)
+            host, (kind, *rest) = event
+            if kind == "lost":
+                self._lose(host, rest[0])
+            elif host in self.running and rest[0] == self.request.number:  # not of an earlier task
+                if kind == "failed":
+                    self._relay(host, rest[1])
+                else:
+                    self._end(host, rest[1])
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._look()
         pressed = interrupts.count - interrupts.answered
@@ -266,16 +274,6 @@ class HostRun(TaskRun):
     def _tell(self, hosts: Sequence[str], op: str, *what: Any) -> None:
         self.pool.cluster.call(op, dict.fromkeys(hosts, pickle.dumps(what)), 0.0)
 
-    def _hear(self, host: str, message: tuple[Any, ...]) -> None:
-        kind, *rest = message
-        if kind == "lost":
-            self._lose(host, rest[0])
-        elif host in self.running and rest[0] == self.request.number:  # not of an earlier task
-            if kind == "failed":
-                self._relay(host, rest[1])
-            elif kind == "ended":
-                self._end(host, *rest[1:])
-
     def _end(self, host: str, inline: bytes) -> None:
         try:
             report = inline or self.pool.ask("take", {host: ()}, ANSWER_SECONDS)[host]
@@ -295,7 +293,7 @@ class HostRun(TaskRun):
             self.pool.epoch += 1
         if failed:
             self.pool.changed.add(host)  # perhaps a rank has died; the event that says so may come later
-            self._relay(host, notice_of(failed[0]))
+            self._relay(host, FailureNotice.of(failed[0]))
 
     def _lose(self, host: str, reason: str, *, silent: bool = False) -> None:
         """Give up a host; its part of the task, if it has not reported, has failed."""
@@ -323,13 +321,9 @@ class HostDispatcher(TaskDispatcher):
     _names: HostNames
 
     def prepare(
-        self,
-        pool: TaskPool,
-        make: TaskFactory,
-        options: CellOptions,
-        watch: TaskWatch | None = None,
+        self, pool: TaskPool, make: TaskFactory, options: CellOptions, watch: TaskWatch | None = None,
         *rest: Any,
-    ) -> TaskRequest:
+    ) -> TaskRequest:  # fmt: skip
         if watch is not None:
             raise HostBoundaryError(
                 "map divides its items among the ranks of one machine: on hosts, let each rank take "

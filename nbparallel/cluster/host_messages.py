@@ -17,6 +17,7 @@ import numpy as np
 import nbparallel
 from nbparallel.errors import rank_list
 from nbparallel.session.results import CellRecord
+from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.transfer.pickling import dump_error
 from nbparallel.wire.control import FailureKind
 from nbparallel.wire.messages import Cause, Outcome, RankFailure, RankTimeline, Task
@@ -55,10 +56,8 @@ class HostTask:
     """It is the session's."""
     tasks: Mapping[int, Task]
     """By rank; bytes of the user's are unpickled on ranks only."""
-    timeout: float | None
-    """Seconds after which ranks are interrupted."""
-    on_error: str
-    """As for `Session.run`."""
+    options: CellOptions
+    """Its time-out, and what a failure does to other ranks."""
     keep_messages: bool
     """Whether messages that no rank has received stay."""
     epoch: int
@@ -93,14 +92,14 @@ class FailureNotice(NamedTuple):
     text: str
     """It names the rank and its host."""
 
-
-def notice_of(outcome: Outcome) -> FailureNotice:
-    """Return the notice about a rank that reports an error."""
-    failure, rank = outcome.failure, outcome.rank
-    name, text = ("", "") if failure is None else (failure.ename, failure.evalue)
-    if name in SAME_ERRORS:
-        return FailureNotice(SAME_ERRORS[name], rank, text)
-    return FailureNotice(FailureKind.PEER, rank, f"{rank_list([rank])} failed: {name}: {text}")
+    @classmethod
+    def of(cls, outcome: Outcome) -> FailureNotice:
+        """Return the notice about a rank that reports an error."""
+        failure, rank = outcome.failure, outcome.rank
+        name, text = ("", "") if failure is None else (failure.ename, failure.evalue)
+        if name in SAME_ERRORS:
+            return cls(SAME_ERRORS[name], rank, text)
+        return cls(FailureKind.PEER, rank, f"{rank_list([rank])} failed: {name}: {text}")
 
 
 def failed_outcome(number: int, failure: RankFailure) -> Outcome:
@@ -232,7 +231,3 @@ def _moved(notes: RankTimeline, at: Callable[[int], int]) -> RankTimeline:
         noted=tuple((*each[:2], at(each[2]), at(each[3]), *each[4:]) for each in notes.noted),
         statements=tuple((line, at(ns)) for line, ns in notes.statements),
     )
-
-
-HostNotes = tuple[CellRecord, HostClock | None]
-"""What the ranks of a host noted of a task, and its clock; None: no messages crossed hosts in it."""

@@ -50,35 +50,29 @@ SLICE_SECONDS = 0.1
 def perform_calls(
     calls: Mapping[str, Callable[[], object]],
     interrupts: InterruptCounter,
-    abandoned: threading.Event | None = None,
     seconds: float | None = None,
     together: int | None = None,
 ) -> None:
     """Perform calls, each in a thread; return when all have, or raise what the first one raised.
 
-    At most so many are performed `together`, by default all.  An interrupt raises soon.  Then `abandoned` is
-    set: what a call makes afterwards it has to end itself.  `StartError` names those that have not returned
-    in time: the names are what each waits for.
+    At most so many are performed `together`, by default all.  An interrupt raises soon: what a call makes
+    afterwards it has to end itself.  `StartError` names those that have not returned in time: the names are
+    what each waits for.
     """
     seconds = MOST_SECONDS if seconds is None else seconds
     jobs, left, deadline = iter(calls.items()), dict[Future[None], str](), time.monotonic() + seconds
-    try:
-        while True:
-            for name, call in itertools.islice(jobs, (together or len(calls)) - len(left)):
-                left[_begin(call)] = name
-            if not left:
-                return
-            interrupts.check()
-            done, _ = wait(left, SLICE_SECONDS, FIRST_COMPLETED)
-            for future in done:
-                del left[future]
-                future.result()
-            if not done and time.monotonic() > deadline:
-                raise StartError(f"no answer for {seconds:g} s: {', '.join(sorted(left.values()))}")
-    except BaseException:
-        if abandoned is not None:
-            abandoned.set()
-        raise
+    while True:
+        for name, call in itertools.islice(jobs, (together or len(calls)) - len(left)):
+            left[_begin(call)] = name
+        if not left:
+            return
+        interrupts.check()
+        done, _ = wait(left, SLICE_SECONDS, FIRST_COMPLETED)
+        for future in done:
+            del left[future]
+            future.result()
+        if not done and time.monotonic() > deadline:
+            raise StartError(f"no answer for {seconds:g} s: {', '.join(sorted(left.values()))}")
 
 
 def _begin(call: Callable[[], object]) -> Future[None]:
@@ -268,16 +262,21 @@ class HostPool:
 
         for host in places:
             self._begun.pop(host, None)
-        perform_calls({f"host {host}": partial(anchor, host) for host in places}, interrupts, abandoned)
         mine = versions().items()
-        for host, its in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
-            if odd := [
-                f"{what} {its.get(what)} (here {ours})" for what, ours in mine if its.get(what) != ours
-            ]:
-                raise StartError(f"host {host} has {', '.join(odd)}: use the same environment on all hosts")
         starts = {host: (place, self.start_method) for host, place in places.items()}
         start = partial(self.ask, "start", starts, START_SECONDS)
-        perform_calls({f"hosts {', '.join(starts)}": start}, interrupts, abandoned)
+        try:
+            perform_calls({f"host {host}": partial(anchor, host) for host in places}, interrupts)
+            for host, its in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
+                odd = [f"{what} {its.get(what)} (here {own})" for what, own in mine if its.get(what) != own]
+                if odd:
+                    raise StartError(
+                        f"host {host} has {', '.join(odd)}: use the same environment on all hosts"
+                    )
+            perform_calls({f"hosts {', '.join(starts)}": start}, interrupts)
+        except BaseException:
+            abandoned.set()
+            raise
         self.starting = ()
 
     def _refuse_closed(self) -> None:

@@ -22,12 +22,10 @@ from nbparallel.cluster.host_messages import (
     SAME_ERRORS,
     FailureNotice,
     HostClock,
-    HostNotes,
     HostReport,
     HostTask,
     failed_outcome,
     lost_outcomes,
-    notice_of,
     send_message,
     versions,
 )
@@ -48,8 +46,8 @@ from nbparallel.session.processes.elastic_pool import ElasticPool
 from nbparallel.session.processes.launch import SupervisorLaunch
 from nbparallel.session.processes.rank_handle import RankDeath, RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
+from nbparallel.session.results import CellRecord
 from nbparallel.session.session import Session, load_views
-from nbparallel.session.tasks.cell import CellOptions
 from nbparallel.session.tasks.outcomes import death_failure, record_of
 from nbparallel.session.tasks.task_run import TaskRequest, TaskRun
 from nbparallel.sharing.memory.array_layout import rebuild_dtype
@@ -264,7 +262,7 @@ class Node(Session):
             send_message(self.port.emit, "died")
         elif isinstance(message, Outcome) and not message.ok:
             label_of_rank.set(self.place.label_of)  # of this thread's messages
-            notice = self.first_failure(message.number) or notice_of(message)
+            notice = self.first_failure(message.number) or FailureNotice.of(message)
             send_message(self.port.emit, "failed", message.number, notice)
 
     def rename_hosts(self, hosts: tuple[str, ...]) -> None:
@@ -303,7 +301,6 @@ class Node(Session):
 
     def _report_of(self, task: HostTask, output: TaskOutput, begun: threading.Event) -> HostReport:
         """Perform one task of the kernel's; sets `begun` when interrupts reach it."""
-        options = CellOptions(timeout=task.timeout, on_error=task.on_error, sink=output)
         self.keep_messages = task.keep_messages
         with (
             self._session_lock.hold() as interrupts,
@@ -328,6 +325,7 @@ class Node(Session):
             if task.hosts:
                 mail = self._mail = stack.enter_context(closing(self._open_mail(task, pool)))
             fds = () if mail is None else (mail.pokes.fileno(),)
+            options = replace(task.options, sink=output)
             request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)
             if mail is not None:
@@ -350,7 +348,10 @@ class Node(Session):
                 with self._failing:
                     self._run = None
                 self._arrays.release()
-                self._record(run, None if mail is None else mail.clock)
+                if runs_user_code(run.task):  # for views of this session
+                    times, self._clock = self._tasks.clock, None if mail is None else mail.clock
+                    self._tasks.record = record_of(run, times.began_ns)
+                    self._tasks.clock = replace(times, ended_ns=run.ended_ns, phase="finished")
 
     def _open_mail(self, task: HostTask, pool: RankPool) -> HostMail:
         store, broker, number = sharing.current_store(), pool.broker, task.number
@@ -363,14 +364,7 @@ class Node(Session):
         failure, failed = partial(self.first_failure, number), partial(self.peer_failed, number, ends=False)
         return HostMail(self.place, pool.ensure_epoch(), self._mail, door, failure, attach, failed)
 
-    def _record(self, run: TaskRun, clock: HostClock | None) -> None:
-        """Keep what ranks have noted, for views of this session."""
-        if runs_user_code(run.task):
-            times, self._clock = self._tasks.clock, clock
-            self._tasks.record = record_of(run, times.began_ns)
-            self._tasks.clock = replace(times, ended_ns=run.ended_ns, phase="finished")
-
-    def notes(self, task: int) -> HostNotes | None:
+    def notes(self, task: int) -> tuple[CellRecord, HostClock | None] | None:
         """Return what ranks have noted of a task, and by which clock; None if it was not the last one."""
         record = self._tasks.record
         return None if record is None or record.task != task else (record, self._clock)

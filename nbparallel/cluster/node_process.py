@@ -28,14 +28,13 @@ PROGRAM = (
 
 def start_process(host: str) -> tuple[subprocess.Popen[bytes], socket.socket, socket.socket, IO[bytes]]:
     """Start a node's process; return it, the parent's ends of both sockets, and the file of its output."""
-    pairs = roomy_pair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    (ours, theirs), (doors, their_doors) = pairs
+    (ours, theirs), (doors, their_doors) = roomy_pair(), socket.socketpair(type=socket.SOCK_SEQPACKET)
     log = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+    path = json.dumps([entry or os.getcwd() for entry in sys.path])
+    fds = [theirs.fileno(), their_doors.fileno()]
+    words = [sys.executable, "-c", PROGRAM, path, *map(str, fds), str(os.getpid()), host]
     try:
-        path = json.dumps([entry or os.getcwd() for entry in sys.path])
-        fds = [theirs.fileno(), their_doors.fileno()]
-        words = [sys.executable, "-c", PROGRAM, path, *map(str, fds), str(os.getpid()), host]
-        with without_debugger():
+        with theirs, their_doors, without_debugger():
             process = subprocess.Popen(
                 words, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -43,9 +42,6 @@ def start_process(host: str) -> tuple[subprocess.Popen[bytes], socket.socket, so
         for resource in (ours, doors, log):
             resource.close()
         raise
-    finally:
-        theirs.close()
-        their_doors.close()
     return process, ours, doors, log
 
 

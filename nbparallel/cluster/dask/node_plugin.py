@@ -45,8 +45,7 @@ class NodePlugin(distributed.WorkerPlugin):
         self._worker = worker
         self.nodes: dict[str, WorkerNode] = {}
         self.anchors: dict[str, threading.Event] = {}
-        self._minding: asyncio.Future[None] | None = None
-        """Ends the nodes of a worker that is closing: `teardown` may not be called, or much later."""
+        self._minding = asyncio.ensure_future(self._mind())
         self._ending: set[asyncio.Future[None]] = set()
         worker.handlers.update(
             nbp_start=self.start, nbp_call=self.call, nbp_watch=self.watch, nbp_link=self.link,
@@ -72,15 +71,14 @@ class NodePlugin(distributed.WorkerPlugin):
             await node.end()
             return {"error": "its anchor was released"}
         self.nodes[key] = node
-        if self._minding is None or self._minding.done():
-            self._minding = asyncio.ensure_future(self._mind())
         return {"data": b""}
 
     async def _mind(self) -> None:
-        while self.nodes:
-            if self._worker.status not in (Status.running, Status.paused, Status.closing_gracefully):
-                self._release(*self.anchors)
+        """End the nodes of a worker that is closing: `teardown` may not be called, or much later."""
+        alive = Status.init, Status.running, Status.paused, Status.closing_gracefully
+        while self._worker.status in alive:
             await asyncio.sleep(MIND_SECONDS)
+        self._release(*self.anchors)
 
     async def call(self, keys: list[str], call: str, data: bytes) -> dict[str, Any]:
         """Have the node that is here handle a call."""
