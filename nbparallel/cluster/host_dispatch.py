@@ -90,12 +90,9 @@ class HostArrays(SharedArrays):
         self._known.pop(id(array), None)
 
     def send(
-        self,
-        pool: HostPool,
-        wanted: Mapping[str, Mapping[int, NameUpdate]],
-        interrupts: InterruptCounter,
+        self, pool: HostPool, wanted: Mapping[str, Mapping[int, NameUpdate]], interrupts: InterruptCounter,
         output: TaskOutput,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Send hosts what they lack of arrays, given by their numbers; return a line about it, or nothing.
 
         Until it has arrived, a bar shows how much has; `StartError` says why a host has not taken it.
@@ -192,7 +189,6 @@ class HostNames(NameDelivery):
             self.arrays.renew(namespace[name])
 
     def share(self, names: Any, namespace: MutableMapping[str, Any]) -> tuple[str, ...]:
-        """Refuse."""
         if names := list(names):
             raise HostBoundaryError(f"{', '.join(map(str, names))} cannot be shared with hosts: {NOT_SHARED}")
         return ()
@@ -228,9 +224,7 @@ class HostRun(TaskRun):
         names = pool.place.hosts if whole and runs_user_code(self.task) else ()
         of_use = CellOptions(timeout=options.timeout, on_error=options.on_error)
         same = of_use, keep_messages, pool.epoch, names
-        parts = {
-            host: pickle.dumps((HostTask(number, tasks, *same),), 5) for host, tasks in self.hosts.items()
-        }
+        parts = {host: pickle.dumps((HostTask(number, some, *same),), 5) for host, some in self.hosts.items()}
         self.running, pool.task = list(self.hosts), number
         for host, reply in pool.cluster.call("task", parts, ANSWER_SECONDS).items():
             if reply.error or reply.silent:

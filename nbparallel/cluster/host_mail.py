@@ -65,9 +65,9 @@ class HostMail:
     """A node's side of the messages of one task.
 
     `open_door` has frames carried that come through a socket, which it takes a copy of; `failure` returns
-    what went wrong first on this host, and ``attach(handle)`` the array of a packed handle; `failed` is
-    called with what went wrong on another host: waits for its ranks end.  Through `pokes` ranks send `POKE`,
-    or a question for the content of a message.
+    what went wrong first on this host, and ``attach(handle)`` the bytes of a packed handle's array;
+    `failed` is called with what went wrong on another host: waits for its ranks end.  Through `pokes` ranks
+    send `POKE`, or a question for the content of a message.
     """
 
     def __init__(
@@ -111,11 +111,10 @@ class HostMail:
         """How much of each ring to another host has been sent."""
         if former is not None and former._view is control:
             self._sent = former._sent
-        mine = set(here)
         self._taken = np.ones(self._rows[0].size, bool)
         """Which words of a row are taken over as they are."""
         self._taken[: _STATE_WORDS + 1] = False
-        self._taken[-place.world_size :] = [other not in mine for other in everyone]  # others come with bytes
+        self._taken[-place.world_size :] = [other not in here for other in everyone]  # others come with bytes
         self._door, theirs = roomy_pair()
         self._questions, self.pokes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -228,7 +227,7 @@ class HostMail:
             if question[:1] == POKE:
                 continue
             source, rank, number, there, here = pickle.loads(question)
-            self._coming[source, rank, number] = flat(self._attach(here)), 0
+            self._coming[source, rank, number] = self._attach(here), 0
             asked = _PAIR.pack(source, rank, number)
             self._send(self._place.index_of(source), MailKind.FETCH, asked, there)
 
@@ -268,7 +267,7 @@ class HostMail:
             source, rank, _ = _PAIR.unpack_from(content)
             asker = self._place.index_of(rank)
             try:
-                array = flat(self._attach(bytes(content[_PAIR.size :])))
+                array = self._attach(bytes(content[_PAIR.size :]))
             except SegmentLostError:
                 text = f"{rank_list([source])} died before {rank_list([rank])} had all that it had sent"
                 notice = FailureNotice(FailureKind.PEER, source, text)
@@ -363,8 +362,3 @@ class HostMail:
         self._leaving.clear()
         self._coming.clear()
         self._words = np.empty(0, np.uint64)  # which had the segment mapped
-
-
-def flat(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the bytes of an array."""
-    return array.reshape(-1).view(np.uint8)

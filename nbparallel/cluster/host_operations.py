@@ -28,21 +28,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbparallel import errors
 from nbparallel.cluster.host_place import LINK, HostPlace
 from nbparallel.distributed.arguments import part_of
+from nbparallel.distributed.collectives import movements
 from nbparallel.distributed.collectives.group_collectives import GroupCollectives, GroupState
-from nbparallel.distributed.collectives.movements import (
-    GATHER,
-    SCATTER,
-    Call,
-    Calls,
-    Movement,
-    array_label,
-    checked_parts,
-    checked_value,
-    into_operand,
-    number_label,
-)
 from nbparallel.distributed.data_parallel.gradients import Gradients, average_declared, check_declarations
 from nbparallel.distributed.operators import Operator, find_operator, finish_array, operator_for
 from nbparallel.distributed.point_to_point.endpoints import Receiver, Sender
@@ -51,16 +41,7 @@ from nbparallel.distributed.runtime.shared_arrays import AnyArray, as_operand, a
 from nbparallel.distributed.runtime.waiting import WaitRecord
 from nbparallel.distributed.slots.mismatch import DIFFERENT, Row, parse, table
 from nbparallel.distributed.slots.slot_area import Fingerprint, fingerprint
-from nbparallel.errors import (
-    LEFT_OUT,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    HostBoundaryError,
-    HostLostError,
-    NbParallelError,
-    PeerFailedError,
-    rank_list,
-)
+from nbparallel.errors import LEFT_OUT, rank_list
 from nbparallel.sharing.tensors import is_module, is_tensor
 from nbparallel.transfer import pickling
 from nbparallel.transfer.pickle_format import BY_VALUE
@@ -111,14 +92,9 @@ _ALIKE = frozenset({Operation.broadcast, Operation.all_gather, Operation.scan, O
 class HostOperations:
     """One rank's side of the collectives of a group over hosts, in one cell.
 
-    Each takes the collectives of the host's own members first, and the deadline last.
-
-    Parameters
-    ----------
-    word : int
-        The group of the messages between leaders; those of users are odd.
-    ranks : sequence of int, optional
-        The members, in ascending order; by default all ranks.
+    Each takes the collectives of the host's own members first, and the deadline last.  The members are
+    `ranks`, in ascending order, by default all; `word` is the group of the messages between leaders, and
+    those of users are odd.
     """
 
     def __init__(
@@ -136,7 +112,7 @@ class HostOperations:
         self._leads = self._rank == self._hosts[self._here].start
         self._calls = self._line = 0
         self._operation, self._local_calls = Operation.none, list[bytes]()
-        self._described = Calls(self._ranks, self._rank)
+        self._described = movements.Calls(self._ranks, self._rank)
         self._groups: dict[int, HostOperations | None] = {}
 
     def of(self, state: GroupState) -> HostOperations | None:
@@ -146,7 +122,7 @@ class HostOperations:
         if state.word not in self._groups:
             inside = all(rank in self._place.ranks for rank in state.ranks)
             if not inside and list(state.ranks) != sorted(state.ranks):
-                raise HostBoundaryError(
+                raise errors.HostBoundaryError(
                     f"ranks of a group over several hosts are in ascending order, not {list(state.ranks)}: "
                     "leave `key` out of split"
                 )
@@ -166,22 +142,20 @@ class HostOperations:
             raise self._inside_only(f"{name}({form}=True)", f"leave {form} out")
         return name in BUILT
 
-    def _inside_only(self, what: str, instead: str) -> HostBoundaryError:
+    def _inside_only(self, what: str, instead: str) -> errors.HostBoundaryError:
         """Return the error about a form that is not built over hosts, and what to do instead."""
-        return HostBoundaryError(
+        return errors.HostBoundaryError(
             f"{what} on host {self._place.name} needs a group of this host's ranks: {instead}, or pass "
             "group=dist.host_group()"
         )
 
     # -- operations, described in `GroupCollectives` -------------------------------------------------------
 
-    def barrier(
-        self, local: GroupCollectives, until: int | None, operation: Operation = Operation.barrier
-    ) -> None:
-        self._meet(local, operation, fingerprint(operation.name), until)
+    def barrier(self, local: GroupCollectives, until: int | None) -> None:
+        self.exchange_values(local, Operation.barrier, None, until)
 
     def monitored_barrier(self, local: GroupCollectives, until: int | None) -> None:
-        self.barrier(local, until, Operation.monitored_barrier)
+        self.exchange_values(local, Operation.monitored_barrier, None, until)
 
     def exchange_values(
         self, local: GroupCollectives, operation: Operation, value: Any, until: int | None
@@ -206,22 +180,22 @@ class HostOperations:
         return self._perform(local, self._described.exscan(x, op), until)
 
     def all_reduce(self, local: GroupCollectives, x: Any, op: str, until: int | None) -> Any:
-        operator, value = checked_value(x, op, "all_reduce", fills=True)
+        operator, value = movements.checked_value(x, op, "all_reduce", fills=True)
         total = self._combine(local, Operation.all_reduce, operator, value, until)
         return x if isinstance(value, np.ndarray) else total
 
     def reduce(self, local: GroupCollectives, x: Any, root: int, op: str, until: int | None) -> Any:
-        operator, value = checked_value(x, op, "reduce", fills=False)
+        operator, value = movements.checked_value(x, op, "reduce", fills=False)
         own = value.copy() if isinstance(value, np.ndarray) else value
         total = self._combine(local, Operation.reduce, operator, own, until, root=self._ranks[root])
-        return into_operand(x, total) if self._rank == root else None
+        return movements.into_operand(x, total) if self._rank == root else None
 
     def reduce_scatter(
         self, local: GroupCollectives, parts: Sequence[Any], whole: AnyArray | None, op: str,
         output: AnyArray | None, until: int | None,
     ) -> Any:  # fmt: skip
         operation, rank = Operation.reduce_scatter, self._rank
-        operator, values = checked_parts(parts, whole, op, output, rank)
+        operator, values = movements.checked_parts(parts, whole, op, output, rank)
         mine = values[rank]
         if not isinstance(mine, np.ndarray):
             return self._combine(local, operation, operator, values, until)
@@ -230,7 +204,7 @@ class HostOperations:
         self._combine(local, operation, operator, flat, until, shape=shape)
         start = sum(array.size for array in values[:rank])
         found = flat[start : start + mine.size].reshape(mine.shape)
-        return found.copy() if output is None else into_operand(output, found)
+        return found.copy() if output is None else movements.into_operand(output, found)
 
     def average(self, local: GroupCollectives, gradients: Gradients, until: int | None) -> None:
         """Replace arrays by their averages; what ranks declare of them travels with the calls."""
@@ -251,11 +225,10 @@ class HostOperations:
 
     # -- values --------------------------------------------------------------------------------------------
 
-    def _perform(self, local: GroupCollectives, call: Call, until: int | None) -> Any:
+    def _perform(self, local: GroupCollectives, call: movements.Call, until: int | None) -> Any:
         """Meet, move values as a call says, and return what it does."""
         movement, complete = call
-        outputs = movement.outputs
-        expected = {source: _form(array) for source, array in outputs.items()}
+        outputs, expected = movement.outputs, {at: _form(array) for at, array in movement.outputs.items()}
         brought = tuple(map(_form, movement.values))
         self._meet(local, movement.operation, movement.fingerprint, until, brought=brought, expected=expected)
         with self._agreed():
@@ -267,10 +240,10 @@ class HostOperations:
                 found[place] = outputs[source]
             return complete(found)
 
-    def _carry(self, local: GroupCollectives, movement: Movement, until: int | None) -> list[Any]:
+    def _carry(self, local: GroupCollectives, movement: movements.Movement, until: int | None) -> list[Any]:
         """Bring values to their takers by the leaders; returns what came, in the order of the sources."""
         takes: Sequence[int | None] = [movement.root] if movement.to_root else range(self._size)
-        rows = local.move(GATHER, (list(map(self._plain, movement.values)),), (), 0, False, None)
+        rows = local.move(movements.GATHER, (list(map(self._plain, movement.values)),), (), 0, False, None)
         parts: list[list[Any]] = []
         if self._leads:
             # Of each rank that sends, what all take or, if it has a value for each rank, theirs.
@@ -295,7 +268,7 @@ class HostOperations:
         if movement.operation in _ALIKE:
             found = local.broadcast(parts[0] if parts else None, 0, None)
         else:
-            found = local.move(SCATTER, parts, (), 0, False, None)
+            found = local.move(movements.SCATTER, parts, (), 0, False, None)
         return list(found[: len(movement.sources)])
 
     def _plain(self, x: Any) -> Any:
@@ -320,7 +293,7 @@ class HostOperations:
         # Hosts may differ in the last bits of some products: then one of them combines each part.
         alike = flat.dtype.kind not in operator.inexact_kinds
         small = alike and flat.nbytes <= SMALL_NBYTES
-        label = array_label(operation.name, operator.name, flat.dtype, shape or value.shape, root)
+        label = movements.array_label(operation.name, operator.name, flat.dtype, shape or value.shape, root)
         calls = self._meet(local, operation, label, until, value=flat.tobytes() if small else None)
         with self._agreed():
             if small:
@@ -359,7 +332,7 @@ class HostOperations:
     ) -> Any:  # fmt: skip
         """Combine numbers, which travel with the calls; of lists each rank's element."""
         shown = "numbers" if isinstance(value, list) else type(value).__name__
-        label = number_label(operation.name, shown, operator.name, root)
+        label = movements.number_label(operation.name, shown, operator.name, root)
         calls = self._meet(local, operation, label, until, value=value)
         totals = []
         for ranks in self._hosts:
@@ -386,11 +359,11 @@ class HostOperations:
             packed = self._ask_others(until) if self._leads else b""
             # Without the deadline: a leader that gives up says so, and all ranks of its host raise the same.
             found = pickle.loads(local.meet(operation, label, packed, None)[0])
-            if isinstance(found, NbParallelError):
+            if isinstance(found, errors.NbParallelError):
                 raise found
             calls: list[HostCall] = [pickle.loads(call) for call in found]
             if what := self._difference(calls, operation):
-                raise CollectiveMismatchError(f"{what}:\n{self._table(dict(enumerate(calls)))}")
+                raise errors.CollectiveMismatchError(f"{what}:\n{self._table(dict(enumerate(calls)))}")
         return calls
 
     def _table(self, calls: Mapping[int, HostCall], absent: Sequence[int] = ()) -> str:
@@ -432,7 +405,7 @@ class HostOperations:
         mine, count = self._local_calls, len(self._hosts)
         try:
             came = self._exchange([mine] * count, until)
-        except (CollectiveTimeoutError, CollectiveMismatchError, HostLostError) as error:
+        except (errors.CollectiveTimeoutError, errors.CollectiveMismatchError, errors.HostLostError) as error:
             return pickle.dumps(error)
         return pickle.dumps([bytes(call) for host in range(count) for call in came.get(host, mine)], 5)
 
@@ -448,12 +421,12 @@ class HostOperations:
             for host, ranks in others.items():
                 self._send(ranks[0], [memoryview(each).cast("B") for each in outgoing[host]])
             found = {host: self._take(ranks, until) for host, ranks in others.items()}
-        except PeerFailedError as error:
+        except errors.PeerFailedError as error:
             if LINK not in str(error):
                 raise
             reason = f"{self._operation.name} needs {str(error).replace(' cannot be reached: ', ', and ')}"
             name, lost = self._place.host_of(error.rank), tuple(self._place.around(error.rank))
-            raise HostLostError(reason, host=name, ranks=lost, reason=LINK) from error
+            raise errors.HostLostError(reason, host=name, ranks=lost, reason=LINK) from error
         finally:
             sender.strict, context.operations = strict, operations
         context.open = 0
@@ -473,12 +446,9 @@ class HostOperations:
         leader = ranks[0]
         ring = self._receiver.rings[leader]
         find = functools.partial(self._receiver.unexpected.find, leader, 0, self._word)
-
-        def wait() -> WaitRecord:
-            awaited = lambda: [] if ring.has_message() else ranks  # noqa: E731
-            explain, line = self._explain, self._line
-            return WaitRecord(self._operation, awaited, explain, line, peer=leader, deadline_ns=until)
-
+        awaited = lambda: [] if ring.has_message() else ranks  # noqa: E731
+        step = self._operation, awaited, self._explain, self._line
+        wait = functools.partial(WaitRecord, *step, peer=leader, deadline_ns=until)
         if find() is None:
             self._receiver.wait_for(ring.has_message, leader, [leader], wait, find)
         receive = functools.partial(self._receiver.recv, None, leader, 0, None, group=self._word)
@@ -487,9 +457,9 @@ class HostOperations:
             came = [receive()[0] for _ in range(came)]
         return [memoryview(each) for each in came]
 
-    def _explain(self, finished: list[int]) -> NbParallelError:
+    def _explain(self, finished: list[int]) -> errors.NbParallelError:
         calls = dict(enumerate(map(pickle.loads, self._local_calls), self._hosts[self._here].start))
-        return CollectiveMismatchError(
+        return errors.CollectiveMismatchError(
             f"{rank_list(finished)} {LEFT_OUT} {self._operation.name}, for which the others wait:\n"
             f"{self._table(calls, finished)}"
         )

@@ -78,9 +78,8 @@ class HostPlace(WorldPlace):
 
     def check_reach(self, ranks: Iterable[int], what: str) -> None:
         if others := [rank for rank in ranks if rank not in self.ranks]:
-            raise HostBoundaryError(
-                f"{what} on host {self.name} needs {rank_list(others)}, and {INSIDE_HOSTS}"
-            )
+            why = f"{what} on host {self.name} needs {rank_list(others)}, and {INSIDE_HOSTS}"
+            raise HostBoundaryError(why)
 
     def operations(self, context: Any, sender: Any, receiver: Any, fds: Sequence[int]) -> Any:
         """Return `HostOperations` in a cell on all ranks, with which a way to the node has come."""

@@ -18,17 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nbparallel import errors
 from nbparallel.cluster.host_messages import MORE, versions
 from nbparallel.cluster.host_place import HostPlace
-from nbparallel.errors import (
-    NO_RANKS,
-    STOPPED,
-    ClosedError,
-    HostBoundaryError,
-    HostLostError,
-    StartError,
-    rank_list,
-)
+from nbparallel.errors import rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.names.delivery import NameDelivery
 from nbparallel.session.output import TaskOutput
@@ -48,11 +41,9 @@ SLICE_SECONDS = 0.1
 
 
 def perform_calls(
-    calls: Mapping[str, Callable[[], object]],
-    interrupts: InterruptCounter,
-    seconds: float | None = None,
-    together: int | None = None,
-) -> None:
+    calls: Mapping[str, Callable[[], object]], interrupts: InterruptCounter,
+    seconds: float | None = None, together: int | None = None,
+) -> None:  # fmt: skip
     """Perform calls, each in a thread; return when all have, or raise what the first one raised.
 
     At most so many are performed `together`, by default all.  An interrupt raises soon: what a call makes
@@ -72,7 +63,7 @@ def perform_calls(
             del left[future]
             future.result()
         if not done and time.monotonic() > deadline:
-            raise StartError(f"no answer for {seconds:g} s: {', '.join(sorted(left.values()))}")
+            raise errors.StartError(f"no answer for {seconds:g} s: {', '.join(sorted(left.values()))}")
 
 
 def _begin(call: Callable[[], object]) -> Future[None]:
@@ -112,13 +103,9 @@ class HostPool:
     """No memory is shared with a host."""
 
     def __init__(
-        self,
-        cluster: DaskCluster,
-        place: HostPlace,
-        start_method: str,
-        names: NameDelivery,
+        self, cluster: DaskCluster, place: HostPlace, start_method: str, names: NameDelivery,
         output_of: Callable[[int], TaskOutput | None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.cluster, self.place, self.start_method = cluster, place, start_method
         self.ranks = range(place.world_size)
         self.pool: HostPool | None = None
@@ -156,11 +143,9 @@ class HostPool:
         except Exception as error:  # noqa: BLE001  unpickling what is damaged may raise anything
             self.lost(host, f"its node sent what cannot be read ({type(error).__name__}: {error})")
             return
-        if message[0] == "here":
-            return
-        if message[0] != "output":
+        if message[0] not in ("output", "here"):
             self.messages.put((host, message))
-        elif (output := self._output_of(message[1])) is not None:
+        elif message[0] == "output" and (output := self._output_of(message[1])) is not None:
             for method, *content in message[2]:
                 getattr(output, method)(*content)
 
@@ -179,20 +164,17 @@ class HostPool:
     def running(self) -> HostPool:
         """Itself; RuntimeError if the ranks do not run."""
         if self.pool is None:
-            raise RuntimeError(NO_RANKS)
+            raise RuntimeError(errors.NO_RANKS)
         return self
 
     def ask(self, op: str, data: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Call a method of nodes, given each one's arguments, and return what each returned.
-
-        `StartError` names a host that has not done it.
-        """
+        """Call a method of nodes, with each one's arguments; return what each did, or name one that fails."""
         calls = {host: what if isinstance(what, bytes) else pickle.dumps(what) for host, what in data.items()}
         replies = self.cluster.call(op, calls, seconds)
         self._silent = {host for host, reply in replies.items() if reply.silent}
         for host, reply in replies.items():
             if reply.error or reply.silent:
-                raise StartError(f"host {host}: {reply.error or f'no answer within {seconds:g} s'}")
+                raise errors.StartError(f"host {host}: {reply.error or f'no answer within {seconds:g} s'}")
         return {host: pickle.loads(reply.data) for host, reply in replies.items()}
 
     def ensure(self, interrupts: InterruptCounter) -> HostPool:
@@ -200,21 +182,20 @@ class HostPool:
 
         After a `StartError` at the first use no host keeps any ranks.
         """
-        self._refuse_closed()
         if self.pool is None:
             try:
                 self._start(range(len(self.place.hosts)), interrupts)
-                self._refuse_closed()
+                if self.closed:
+                    raise errors.ClosedError(errors.STOPPED)
             except BaseException:
                 self._release()
                 raise
             self.pool = self
         self._hear()
-        if self.losses:
-            self._replace(interrupts)
+        self._replace(interrupts)
         try:
             self._connect(interrupts)
-        except StartError:  # perhaps of a host whose end is known only now
+        except errors.StartError:  # perhaps of a host whose end is known only now
             if not self._hear():
                 raise
             self._replace(interrupts)
@@ -232,10 +213,7 @@ class HostPool:
         return lost
 
     def _connect(self, interrupts: InterruptCounter) -> None:
-        """Have all ranks of the hosts that are there live, and every two of these hosts connected.
-
-        A `StartError` about two that cannot reach each other names both.
-        """
+        """Have all ranks of hosts that are there live, and every two connected; an error names both."""
         here = set(self.place.hosts) - self.losses.keys()
         self.epoch += bool(self.changed)
         asked = dict.fromkeys(self.changed & here, ())
@@ -243,10 +221,8 @@ class HostPool:
             self._forget(revived)
         self.changed.clear()
         pairs = set(itertools.combinations(sorted(here), 2)) - self._linked.keys()
-        calls = {
-            f"hosts {one} and {two}": partial(self.cluster.link, one, two, LINK_SECONDS) for one, two in pairs
-        }
-        perform_calls(calls, interrupts)
+        link = self.cluster.link
+        perform_calls({f"hosts {a} and {b}": partial(link, a, b, LINK_SECONDS) for a, b in pairs}, interrupts)
         self._linked |= dict.fromkeys(pairs, self.task)
 
     def _start(self, indices: Iterable[int], interrupts: InterruptCounter) -> None:
@@ -270,7 +246,7 @@ class HostPool:
             for host, its in self.ask("hello", dict.fromkeys(places, ()), START_SECONDS).items():
                 odd = [f"{what} {its.get(what)} (here {own})" for what, own in mine if its.get(what) != own]
                 if odd:
-                    raise StartError(
+                    raise errors.StartError(
                         f"host {host} has {', '.join(odd)}: use the same environment on all hosts"
                     )
             perform_calls({f"hosts {', '.join(starts)}": start}, interrupts)
@@ -278,10 +254,6 @@ class HostPool:
             abandoned.set()
             raise
         self.starting = ()
-
-    def _refuse_closed(self) -> None:
-        if self.closed:
-            raise ClosedError(STOPPED)
 
     def _forget(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -314,13 +286,13 @@ class HostPool:
             self.host_lost(found, "")
             del self.losses[found]
             self.place, self.losses[host] = former, f"{reason.partition(AGAIN)[0]}{AGAIN}{error}"
-            if isinstance(error, StartError):
+            if isinstance(error, errors.StartError):
                 return False  # such as of a worker whose end the scheduler has not noticed
             raise
         del self.losses[host]
         if found != host:
             others = set(self.place.hosts) - self.losses.keys() - {found}
-            with contextlib.suppress(StartError):  # of one that is lost as well: the task finds that
+            with contextlib.suppress(errors.StartError):  # of one that is lost as well: the task finds that
                 self.ask("rename_hosts", dict.fromkeys(others, (self.place.hosts,)), ANSWER_SECONDS)
         ranks = former.parts[host]
         self._forget(ranks)
@@ -355,7 +327,7 @@ class HostPool:
         except queue.Empty:
             host, message = "", ("",)
         if self.closed:
-            raise ClosedError("the session was stopped while its ranks were running")
+            raise errors.ClosedError("the session was stopped while its ranks were running")
         if message[0] == "died":
             self.changed.add(host)
         elif message[0] == "unlinked":
@@ -394,7 +366,7 @@ class HostPool:
 
     def check_size(self, world_size: int) -> None:
         if world_size != self.place.world_size:
-            raise HostBoundaryError(
+            raise errors.HostBoundaryError(
                 "the number of ranks of a session on hosts is fixed when it is made: make another one, as "
                 "with `%parallel_cluster --ranks-per-host 4 client` or Session(cluster=client, "
                 "ranks_per_host=4)"
@@ -423,7 +395,7 @@ class HostPool:
         do_all(*(anchor.release for anchor in anchors.values()))
 
 
-def host_loss(host: str, ranks: Sequence[int], reason: str, advice: str = "") -> HostLostError:
+def host_loss(host: str, ranks: Sequence[int], reason: str, advice: str = "") -> errors.HostLostError:
     """Return the error about a host that is lost with these ranks."""
     message = f"host {host} is lost, and {rank_list(ranks)} with it: {reason}{advice}"
-    return HostLostError(message, host=host, ranks=tuple(ranks), reason=reason)
+    return errors.HostLostError(message, host=host, ranks=tuple(ranks), reason=reason)

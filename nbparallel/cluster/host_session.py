@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from nbparallel.wire.inspection import Completion
 
 MOST_HOSTS = 32
-_ADAPTED = ("distributed", "dask")
-"""Packages whose clusters `nbparallel.cluster.dask` adapts: a class of one of these, or derived from one."""
 VIEW_SECONDS = 3.0
 """Bound for a host's answer to what is only shown; ranks that are asked for their names have a second."""
 LOOK_SECONDS = 1.0
@@ -68,8 +66,9 @@ def find_adapter(cluster: Any) -> DaskCluster:
     """Return a cluster of Dask's adapted; what has anchors itself, as that of the tests, as it is."""
     if hasattr(cluster, "anchor"):
         return cast("DaskCluster", cluster)
+    # one of a class of Dask's packages, or derived from one
     homes = {base.__module__.partition(".")[0] for base in type(cluster).__mro__}
-    if homes.isdisjoint(_ADAPTED) or "distributed" not in sys.modules:
+    if homes.isdisjoint({"distributed", "dask"}) or "distributed" not in sys.modules:
         raise TypeError(
             f"cluster must be a Client of dask.distributed or one of its clusters, not "
             f"{type(cluster).__name__} {cluster!r}"
@@ -87,11 +86,9 @@ def place_ranks(
     It raises if a number is none, or does not fit the hosts.
     """
     for what, number in (("ranks_per_host", ranks_per_host), ("max_hosts", max_hosts), ("n", world_size)):
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
             raise TypeError(f"{what} must be an integer, not {type(number).__name__}")
-        if number < 1:
+        if number is not None and number < 1:
             raise ValueError(f"{what} must be at least 1, not {number}")
     if (len(hosts) if max_hosts is None else max_hosts) > MOST_HOSTS:
         asked = f"the cluster has {len(hosts)}" if max_hosts is None else f"max_hosts is {max_hosts}"
@@ -136,9 +133,7 @@ class HostViews(SessionViews):
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return what the method of that name of each node's session returned, and why others say nothing."""
         pool, seen = self._ranks, dict[str, Any]()
-        lost = {
-            host: f"host {host} is lost: {why.partition(NEW_LINE)[0]}" for host, why in pool.losses.items()
-        }
+        lost = {h: f"host {h} is lost: {why.partition(NEW_LINE)[0]}" for h, why in pool.losses.items()}
         there = [host for host in hosts or pool.running.place.hosts if host not in lost]
         asked = dict.fromkeys(there, pickle.dumps(arguments))
         for host, reply in pool.cluster.call(method, asked, seconds or VIEW_SECONDS).items():

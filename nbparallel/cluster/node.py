@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import pickle
 import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel import sharing
+from nbparallel import errors, sharing
 from nbparallel.cluster.host_mail import HostMail
 from nbparallel.cluster.host_messages import (
     INLINE,
@@ -32,14 +31,7 @@ from nbparallel.cluster.host_messages import (
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.distributed.runtime.failures import first_failure
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
-from nbparallel.errors import (
-    InternalError,
-    NbParallelError,
-    RankDiedError,
-    SegmentLostError,
-    label_of_rank,
-    rank_list,
-)
+from nbparallel.errors import label_of_rank, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
@@ -144,7 +136,7 @@ class NodeArrays:
         for form in wanted:
             try:
                 self._held[form.segment] = store.attach(self._handles[form.segment], broker=broker)
-            except (KeyError, SegmentLostError):
+            except (KeyError, errors.SegmentLostError):
                 self._handles.pop(form.segment, None)
                 memory = store.empty(form.segment_nbytes, np.uint8, strategy=registry.find_strategy().name)
                 dtype = rebuild_dtype(form.dtype)
@@ -216,8 +208,7 @@ class Node(Session):
 
     # calls --------------------------------------------------------------------------------------------
 
-    def _on_hello(self) -> dict[str, str]:
-        return versions()
+    _on_hello = staticmethod(versions)
 
     def _on_start(self, place: HostPlace, start_method: str) -> None:
         """Start the ranks; what only few tasks need is imported after that."""
@@ -291,7 +282,7 @@ class Node(Session):
         try:
             report = self._report_of(task, output, begun)
         except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
-            internal = InternalError(f"host {self.place.name}: {type(error).__name__}: {error}")
+            internal = errors.InternalError(f"host {self.place.name}: {type(error).__name__}: {error}")
             report = HostReport(lost_outcomes(task.number, task.tasks, internal))
         output.close()
         begun.set()
@@ -302,24 +293,17 @@ class Node(Session):
     def _report_of(self, task: HostTask, output: TaskOutput, begun: threading.Event) -> HostReport:
         """Perform one task of the kernel's; sets `begun` when interrupts reach it."""
         self.keep_messages = task.keep_messages
-        with (
-            self._session_lock.hold() as interrupts,
-            self._tasks.stopping(interrupts),
-            contextlib.ExitStack() as stack,
-        ):
+        with self._session_lock.hold() as interrupts, self._tasks.stopping(interrupts), ExitStack() as stack:
             begun.set()
             pool = self._ensure(interrupts)
             if task.epoch != self._epoch:
                 pool.invalidate_epoch()
                 self._epoch = task.epoch
             if late := sorted(self._revived.intersection(task.tasks)):  # the kernel took them for alive
-                text = f"{rank_list(late)} died before the cell began"
-                error = RankDiedError(
-                    f"{text}, and no rank of the host has begun it: run it again", rank=late[0]
-                )
+                why = f"{rank_list(late)} died before the cell began, and no rank of the host has begun it"
+                error = errors.RankDiedError(f"{why}: run it again", rank=late[0])
                 return HostReport(lost_outcomes(task.number, task.tasks, error))
-            notes = self._ranks.take_notes()
-            broker = pool.broker
+            notes, broker = self._ranks.take_notes(), pool.broker
             tasks = {rank: self._arrays.localise(part, broker) for rank, part in task.tasks.items()}
             mail = None
             if task.hosts:
@@ -329,9 +313,8 @@ class Node(Session):
             request = TaskRequest(task.number, tuple(tasks), tasks.__getitem__, options, notes=notes, fds=fds)
             run = self._tasks.launch(pool, request, interrupts)
             if mail is not None:
-                run.closing = partial(
-                    mail.finish, lambda: run.escalation.ending or interrupts.count > interrupts.answered
-                )
+                ending = lambda: run.escalation.ending or interrupts.count > interrupts.answered  # noqa: E731
+                run.closing = partial(mail.finish, ending)
             try:
                 with self._failing:
                     self._run = run
@@ -342,7 +325,7 @@ class Node(Session):
                 if mail is not None:
                     mail.close()  # the memory that it had attached is returned with the report
                     if mail.error and all(outcome.ok for outcome in run.outcomes.values()):
-                        raise NbParallelError(mail.error)  # ranks of other hosts wait for these
+                        raise errors.NbParallelError(mail.error)  # ranks of other hosts wait for these
                 return _make_report(run, pool)
             finally:
                 with self._failing:
@@ -358,7 +341,7 @@ class Node(Session):
 
         def attach(handle: bytes) -> npt.NDArray[Any]:
             place = decode_handle(handle)
-            return store.attach(place, writable=place.writable, broker=broker)
+            return store.attach(place, writable=place.writable, broker=broker).reshape(-1).view(np.uint8)
 
         door = partial(self.port.open_door, number, task.hosts)
         failure, failed = partial(self.first_failure, number), partial(self.peer_failed, number, ends=False)

@@ -69,18 +69,15 @@ class RankMail:
         context, there = self._context, decode_handle(message.body)
         if self._socket is None:
             raise InternalError("the content of a message is on another host, and no cell on all ranks runs")
-        memory = context.store.empty(
-            math.prod(there.shape) * rebuild_dtype(there.dtype).itemsize + 1, np.uint8
-        )
+        nbytes = math.prod(there.shape) * rebuild_dtype(there.dtype).itemsize
+        memory = context.store.empty(nbytes + 1, np.uint8)
         memory[-1] = 0
         here = context.store.handle(memory, writable=True)
         assert here is not None, "the store's own arrays are shared"
         self._asked += 1
-        question = pickle.dumps(
-            (message.source, context.rank, self._asked, bytes(message.body), encode_handle(here))
-        )
+        question = message.source, context.rank, self._asked, bytes(message.body), encode_handle(here)
         try:
-            self._socket.send(question)
+            self._socket.send(pickle.dumps(question))
         except OSError as error:
             raise HostLostError("the node of this host, which carries messages, is gone") from error
         return memory

@@ -181,8 +181,7 @@ class DaskCluster:
                 "the scheduler has been restarted, and all ranks are gone: %parallel_stop, then "
                 "%parallel_cluster"
             )
-        found: dict[str, dict[str, Any]] = answer["workers"]
-        return found
+        return dict(answer["workers"])
 
     @property
     def _advice(self) -> str:

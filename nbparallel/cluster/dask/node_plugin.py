@@ -64,8 +64,7 @@ class NodePlugin(distributed.WorkerPlugin):
                 return {"error": f"its worker took no task in {ANCHOR_SECONDS:.0f} s: its threads are busy"}
             await asyncio.sleep(0.005)
         node = WorkerNode(key, host, self._worker)
-        problem = await node.start()
-        if problem:
+        if problem := await node.start():
             return {"error": problem}
         if self.anchors[key].is_set():
             await node.end()
@@ -158,10 +157,7 @@ def packed(content: Any) -> Any:
 
 
 class WorkerNode:
-    """A node as its worker sees it: a child process, and the sockets to it.
-
-    It is used in the worker's loop only.
-    """
+    """A node as its worker sees it: a child process, and the sockets to it; for the worker's loop only."""
 
     def __init__(self, key: str, host: str, worker: Any) -> None:
         self.key, self.host, self._worker = key, host, worker
