@@ -40,7 +40,7 @@ from nbparallel.engine.namespace import RankNames
 from nbparallel.engine.output import RankOutput, mark_threads, pickle_message
 from nbparallel.engine.rank_state import RankState
 from nbparallel.engine.shell import RankShell
-from nbparallel.errors import ChannelClosedError, InputRefusedError, ProtocolError, label_of_rank
+from nbparallel.errors import ChannelClosedError, InputRefusedError, label_of_rank
 from nbparallel.errors.questions import class_name, text_of
 from nbparallel.sharing.strategies.strategy import process_names
 from nbparallel.supervisor.children import die_with_parent
@@ -301,10 +301,8 @@ class Engine:
         self._keepalive = None  # the kernel has taken the last value, before it sends this frame
         if frame.kind is Kind.JOIN_EPOCH:
             self._join(pickle.loads(frame.payload), frame)
-        elif frame.kind is Kind.TASK:
-            self._run(pickle.loads(frame.payload), frame.fds)
         else:
-            raise ProtocolError(f"a rank cannot handle {frame.kind!r}")
+            self._run(pickle.loads(frame.payload), frame.fds)
 
     def reclaim_memory(self) -> None:
         """Take back memory that other processes have released."""

@@ -19,7 +19,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -141,9 +141,6 @@ class RankStream(io.TextIOBase):
         if self._size > FLUSH_BYTES or "\n" in text or "\r" in text:
             self.flush()
         return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]
-        self.write("".join(lines))
 
     def flush(self) -> None:
         if self._pending:

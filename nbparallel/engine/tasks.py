@@ -23,7 +23,7 @@ from nbparallel.distributed.runtime.call_site import is_ours
 from nbparallel.distributed.runtime.observers import Observation, ObservedCell, cell_observer
 from nbparallel.engine import environment, failures
 from nbparallel.engine.rank_state import RankState
-from nbparallel.errors import InternalError, UnpicklableError
+from nbparallel.errors import UnpicklableError
 from nbparallel.errors.questions import ask, class_name, text_of
 from nbparallel.sharing.strategies import registry
 from nbparallel.transfer import pickling
@@ -347,8 +347,7 @@ def _perform(state: RankState, task: Task, fds: Sequence[int], report: TaskRepor
         report.value = [name for name in state.defaults.user_names() if state.names.is_only_here(name)]
     elif isinstance(task, DebugTask):
         state.frames.open(task.failed_ns)
-    elif not isinstance(task, DrawTask):  # which is answered by its report
-        raise InternalError(f"unknown task {type(task).__name__}")
+    # a `DrawTask` is answered by its report
 
 
 def _name_source(state: RankState, function: object, args: Sequence[object] = ()) -> None:

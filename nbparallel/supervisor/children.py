@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 
 from nbparallel.wire.identity import Process, has_ended, process_of, process_state
@@ -115,11 +116,9 @@ def reset_signals() -> None:
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in signal.valid_signals():
-        try:
+        with suppress(OSError, ValueError):  # SIGKILL, SIGSTOP and the C library's own cannot be changed
             if signal.getsignal(number) is signal.SIG_IGN and number != signal.SIGPIPE:
                 signal.signal(number, signal.SIG_DFL)
-        except (OSError, ValueError):  # SIGKILL, SIGSTOP and the C library's own cannot be changed
-            continue
 
 
 def become_supervisor(*fds: int) -> None:

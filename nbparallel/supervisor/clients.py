@@ -47,15 +47,7 @@ class Outbox:
         self, kind: int, payload: bytes = b"", fds: Sequence[int] = (), *, epoch: int = 0, sequence: int = 0
     ) -> None:
         """Send now, or keep the frame until `flush`; the caller keeps its descriptors."""
-        if len(payload) <= frames.MAX_INLINE:
-            self._send(frames.encode(kind, payload, epoch=epoch, sequence=sequence), fds)
-            return
-        fd = frames.spill(payload)
-        try:
-            data = frames.encode(kind, epoch=epoch, sequence=sequence, spilled=len(payload))
-            self._send(data, [fd, *fds])
-        finally:
-            os.close(fd)
+        frames.send(self._send, kind, payload, fds, epoch=epoch, sequence=sequence)
 
     def _send(self, data: bytes, fds: Sequence[int]) -> None:
         if self.broken:

@@ -86,16 +86,12 @@ class TemplateProcess:
         """Start one; `OSError` if the system refuses it."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            try:
-                self.pid = children.start(
-                    [*argv, str(theirs.fileno()), str(os.getpid())],
-                    [theirs.fileno()],
-                    stdout=self._log,
-                    stderr=self._log,
-                )
-            except OSError:
-                mine.close()
-                raise
+            self.pid = children.start(
+                [*argv, str(theirs.fileno()), str(os.getpid())],
+                [theirs.fileno()],
+                stdout=self._log,
+                stderr=self._log,
+            )
         self.client, self.ready = Client(self._clients, mine, self), False
 
     def fork(self, rank: int, client: int, fds: Sequence[int]) -> None:

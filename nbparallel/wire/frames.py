@@ -26,6 +26,7 @@ import os
 import socket
 import stat
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nbparallel.errors import FileDescriptorLimitError, ProtocolError, SharedMemoryFullError
@@ -160,8 +161,6 @@ class Frame:
 
 def encode(kind: int, payload: bytes = b"", *, epoch: int = 0, sequence: int = 0, spilled: int = 0) -> bytes:
     """Return the datagram of a frame; `payload` must be inline-sized."""
-    if len(payload) > MAX_INLINE:
-        raise ValueError(f"payload of {len(payload)} bytes does not fit a frame of {MAX_INLINE}")
     flags = SPILLED if spilled else 0
     return HEADER.pack(MAGIC, VERSION, flags, kind, epoch, len(payload), sequence, spilled) + payload
 
@@ -196,6 +195,26 @@ def _spilled(payload: bytes) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def send(
+    through: Callable[[bytes, Sequence[int]], object],
+    kind: int,
+    payload: bytes,
+    fds: Sequence[int],
+    *,
+    epoch: int = 0,
+    sequence: int = 0,
+) -> None:
+    """Pass a frame's datagram and descriptors to `through`; a payload that is too large goes in a file."""
+    if len(payload) <= MAX_INLINE:
+        through(encode(kind, payload, epoch=epoch, sequence=sequence), fds)
+        return
+    fd = spill(payload)
+    try:
+        through(encode(kind, epoch=epoch, sequence=sequence, spilled=len(payload)), [fd, *fds])
+    finally:
+        os.close(fd)
 
 
 def receive(sock: socket.SocketType, flags: int = 0, *, largest: int = MAX_SPILLED) -> Frame | None:
@@ -252,17 +271,9 @@ def _decode(data: bytes, message_flags: int, frame: Frame, largest: int) -> None
 
 def _read_spilled(fd: int, length: int) -> bytes:
     status = os.fstat(fd)
-    if status.st_size != length:
-        raise ProtocolError(f"a spilled frame announces {length} bytes and has {status.st_size}")
-    if not stat.S_ISREG(status.st_mode) or 512 * status.st_blocks < length:
+    if not stat.S_ISREG(status.st_mode) or not status.st_size == length <= 512 * status.st_blocks:
         # a file with holes would cost its sender nothing and the receiver all its memory
         raise ProtocolError(f"a spilled frame of {length} bytes is no memory that its sender has written")
-    parts = []
-    offset = 0
-    while offset < length:
-        part = os.pread(fd, min(length - offset, 1 << 30), offset)
-        if not part:
-            raise ProtocolError("a spilled frame ended early")
-        parts.append(part)
-        offset += len(part)
-    return b"".join(parts)
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read(length)

@@ -189,9 +189,6 @@ class FramePayload(tuple[Any, ...]):
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and tuple.__eq__(self, other)
 
-    def __hash__(self) -> int:
-        return tuple.__hash__(self)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}{tuple.__repr__(self)}"
 

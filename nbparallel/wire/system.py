@@ -154,10 +154,7 @@ def cgroups(controller: str, read: ReadText = read_text) -> Iterator[tuple[str, 
         mounts = [_mount(line) for line in read("/proc/self/mountinfo").splitlines() if " - cgroup" in line]
     except OSError:
         return
-    for membership in memberships:
-        if len(membership) != 3:
-            continue
-        _, controllers, path = membership
+    for _, controllers, path in memberships:
         for root, point, kind, options in mounts:
             version = 2 if kind == "cgroup2" and not controllers else 1
             if version == 1 and not (

@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nbparallel.errors import InternalError, ProtocolError
+from nbparallel.errors import ProtocolError
 from nbparallel.supervisor.ledger import records as act
 from nbparallel.supervisor.ledger.ledger import Ledger
 from nbparallel.wire import locked_names
@@ -158,8 +158,7 @@ class SegmentServer:
         return outgoing
 
     def _keep(self, segment: int, frame: Frame | None) -> None:
-        if frame is None or not frame.fds:
-            raise InternalError("the ledger wants to keep a descriptor that was never sent")
+        assert frame is not None, "only a REGISTER frame has the ledger keep a descriptor"
         if segment in self._fds:
             return
         if self._has_room(frame.fds[-1]):
