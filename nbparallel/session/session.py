@@ -91,10 +91,8 @@ class SessionViews:
         )
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
-        """Return completions by rank 0; none if it is busy or does not run."""
-        pool = self._ranks.pool
-        if pool is None or not pool.handles:
-            return ()
+        """Return completions by rank 0; none if it is busy."""
+        pool = self._ranks.running
         return pool.queries.complete(pool.handles[0], text, cursor, patience).found
 
     def activity(self) -> SessionActivity:
@@ -452,8 +450,6 @@ class Session:
 
         Raises `UnpicklableError` if a value cannot travel: its ``.result`` has the others.
         """
-        if not str(name).isidentifier():
-            raise ValueError(f"{name!r} is no variable's name")
         return all_values(self.perform(plain_task(PullTask, name, want_values=True)), name)
 
     @without_frames()

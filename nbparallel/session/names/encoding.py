@@ -138,20 +138,17 @@ def encode(
         modules = find_modules(value, mentioned)
         return Value(name, NameKind.MODULE, (modules[0], frozenset(modules)), modules=modules)
     kind = type(value)
-    key: Hashable = None
     if kind in _ATOMS and (kind not in (str, bytes) or len(value) <= _LONG):
-        key = (kind, value)
-    elif kind in (float, complex):
-        key = (kind, repr(value))  # nan equals itself here, and -0.0 is not 0.0
-    if key is None:
-        began = time.thread_time()
-        serialised = serialise(
-            value, store, broker=broker, main_globals=main_globals, name=name, apart=True, files=Files.PRIVATE
-        )
-        key = serialised.checksum()
-        seconds = time.thread_time() - began
-        return Value(name, NameKind.OBJECT, key, serialised=serialised, seconds=seconds)
-    return Value(name, NameKind.OBJECT, key, atom=value)
+        return Value(name, NameKind.OBJECT, (kind, value), atom=value)
+    if kind in (float, complex):  # nan equals itself here, and -0.0 is not 0.0
+        return Value(name, NameKind.OBJECT, (kind, repr(value)), atom=value)
+    began = time.thread_time()
+    serialised = serialise(
+        value, store, broker=broker, main_globals=main_globals, name=name, apart=True, files=Files.PRIVATE
+    )
+    key = serialised.checksum()
+    seconds = time.thread_time() - began
+    return Value(name, NameKind.OBJECT, key, serialised=serialised, seconds=seconds)
 
 
 def encode_class(cls: type, store: Store, broker: Any, main_globals: Mapping[str, Any]) -> Value:

@@ -181,11 +181,9 @@ class ElasticPool:
 
     def end(self, rank: int | None) -> None:
         """Kill one rank, or end all; `ensure` starts them again."""
-        if self.pool is None:
-            return
         if rank is None:
             self._stop_pool()
-        elif not self.pool.ended():
+        elif self.pool is not None and not self.pool.ended():
             handle = self.pool.handle(rank)
             handle.ended_because = RESTARTED
             self.pool.end(handle)

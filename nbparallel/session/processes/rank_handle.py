@@ -197,9 +197,7 @@ class EventLoop:
             self._on_error(error)
 
     def stop(self) -> None:
-        """End the thread and wait for it (idempotent)."""
-        if self._stopping:
-            return
+        """End the thread and wait for it."""
 
         def end() -> None:
             self._stopping = True

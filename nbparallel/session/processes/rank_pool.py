@@ -107,8 +107,6 @@ class MemoryReclaimer:
 
 START_SECONDS = 60.0
 """Generous bound for the start of ranks; a death or a failure is seen immediately."""
-SPAWN_TRIES = 3
-"""How often a rank is started if its template dies before the fork."""
 SLICE_SECONDS = 1.0
 """Longest wait before it is checked whether the supervisor lives."""
 
@@ -235,28 +233,20 @@ class RankPool:
             self._spawn(rank)
         self._epoch_invalid = True
         ranks = [handle.rank for handle in self.handles if not handle.usable]
-        tries = dict.fromkeys(ranks, 1)
         deadline = time.monotonic() + START_SECONDS
         interrupts.wake = self.wake
         while not all(self.handle(rank).usable for rank in ranks):
             try:
                 self.next_event(deadline - time.monotonic())
-            except StartError as error:
+            except (StartError, SupervisorDiedError) as error:
                 raise StartError(f"{error}\n{self.supervisor.log()}".strip()) from None
-            except SupervisorDiedError as error:
-                if log := self.supervisor.log():
-                    raise StartError(f"{error} while ranks were starting:\n{log}") from None
-                raise
             for handle in [self.handle(rank) for rank in ranks]:
                 if handle.death is None:
                     continue
                 if handle.death.refused:
                     reason = OSError(handle.death.refused, os.strerror(handle.death.refused))
                     raise start_error(f"a process for rank {handle.rank}", reason)
-                if handle.death.pid or tries[handle.rank] == SPAWN_TRIES:
-                    raise StartError(self._explain_exit(handle, handle.death))
-                tries[handle.rank] += 1  # its template died before the fork; the next one forks it
-                self._spawn(handle.rank)
+                raise StartError(self._explain_exit(handle, handle.death))
             interrupts.check()
             if time.monotonic() >= deadline:
                 late = rank_list(rank for rank in ranks if not self.handle(rank).usable)
@@ -312,7 +302,7 @@ class RankPool:
             )
 
     def _explain_exit(self, handle: RankHandle, end: RankDeath) -> str:
-        how = signal_of(end.code) or f"exit code {end.code}"
+        how = signal_of(end.code) or ("its template died" if end.code is None else f"exit code {end.code}")
         output = handle.stderr_tail.strip() or self.supervisor.log()
         return f"rank {handle.rank} ended while it started ({how})" + (f":\n{output}" if output else "")
 

@@ -309,8 +309,6 @@ class ItemMap:
 
     def place(self, control: ControlView, rank: int) -> str:
         """Return the item that a rank took last, in words: ``item 7 ('abc')``."""
-        if rank >= control.world_size:
-            return ""
         record = _record(control, rank)
         if record.task != self._number or not 0 <= record.current < self.count:
             return ""

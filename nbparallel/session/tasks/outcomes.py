@@ -321,16 +321,14 @@ def _item(run: TaskRun, rank: int) -> str:
 
 def death_failure(handle: RankHandle, end: RankDeath, control: ControlView, item: str = "") -> RankFailure:
     """Return the failure of a rank whose process ended, while it was at `item`."""
-    line = None
     phase = ""
-    if handle.rank < control.world_size:
-        slot = control.read_slot(handle.rank)
-        line = slot.line or None if slot.readable else None
-        where = f" on line {line}" if line else ""
-        if slot.readable and slot.state is State.WAITING:
-            phase = f" in {slot.operation.name.lower()}{where}"
-        elif slot.readable and slot.state is State.COMPUTING and line:
-            phase = f" in user code{where}"
+    slot = control.read_slot(handle.rank)
+    line = slot.line or None if slot.readable else None
+    where = f" on line {line}" if line else ""
+    if slot.readable and slot.state is State.WAITING:
+        phase = f" in {slot.operation.name.lower()}{where}"
+    elif slot.readable and slot.state is State.COMPUTING and line:
+        phase = f" in user code{where}"
     tail, crash_line = stderr_excerpt(handle.stderr_tail)
     if crash_line is not None:
         line, phase = crash_line, f" in user code on line {crash_line}"

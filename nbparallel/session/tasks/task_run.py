@@ -178,19 +178,20 @@ class InterruptEscalation:
 
     def poll(self, running: Sequence[RankHandle]) -> None:
         """Take the steps that are due by the clock."""
-        if self.poll_seconds is None:
-            return
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline and not self.timed_out and running:
             self.timed_out = True
             for handle in running:
                 self._send(handle)
-        if self._failed_at is not None and now - self._failed_at >= GRACE_SECONDS:
-            self._interrupt_for_peer(running)
+        wanted = self.interrupted or self.timed_out
+        if self._failed_at is not None and now - self._failed_at >= GRACE_SECONDS and not wanted:
+            for handle in running:
+                if handle.rank not in self.interrupted_for_peer:
+                    self.interrupted_for_peer.add(handle.rank)
+                    self._send(handle)
         for handle in running:
             if handle.rank in self._sent and now - self._sent[handle.rank][1] >= REPEAT_SECONDS:
                 self._send(handle)
-        wanted = self.interrupted or self.timed_out
         if wanted and self._since is not None:
             self.end([each for each in running if now - self._since >= self.limit(each.rank)])
 
@@ -200,15 +201,6 @@ class InterruptEscalation:
         if ended == self._task:
             return REPORT_SECONDS
         return KILL_SECONDS + IMPORT_SECONDS * (importing == self._task)
-
-    def _interrupt_for_peer(self, running: Sequence[RankHandle]) -> None:
-        """Interrupt ranks once because another one has failed."""
-        if self.interrupted or self.timed_out:
-            return
-        for handle in running:
-            if handle.rank not in self.interrupted_for_peer:
-                self.interrupted_for_peer.add(handle.rank)
-                self._send(handle)
 
     def _send(self, handle: RankHandle) -> None:
         """Interrupt one rank: the word in the control segment first, then the signal."""
