@@ -12,6 +12,7 @@ storage itself is not touched: so nothing that views it, in Python or in C++, is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -173,35 +174,16 @@ def _open_memory(address: int) -> tuple[SegmentSource, int] | None:
     place = mapped_place(address)
     if place is None or not place.shared or not place.writable:
         return None
-    fd = _descriptor(place.path, place.inode)
-    if fd is None:
-        return None
-    source = SegmentSource(fd, 0, MAPPED_FILES)
-    source.nbytes = os.fstat(fd).st_size
-    return source, place.offset
-
-
-def _descriptor(path: str, inode: int) -> int | None:
-    """Return a new descriptor of a mapped file: by its name, or from one that is open."""
-    places = [path]
-    if path.endswith(" (deleted)"):
-        places = [place.path for place in os.scandir("/proc/self/fd") if _is_open_at(place.path, inode)]
-    for place in places:
-        try:
-            fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            continue
-        if os.fstat(fd).st_ino == inode:
-            return fd
-        os.close(fd)
+    # by its name, or from one that is open
+    deleted = place.path.endswith(" (deleted)")
+    paths = [entry.path for entry in os.scandir("/proc/self/fd")] if deleted else [place.path]
+    for path in paths:
+        with contextlib.suppress(OSError):  # closed since, as the descriptor of the listing itself
+            if os.stat(path).st_ino == place.inode:
+                source = SegmentSource(os.open(path, os.O_RDWR | os.O_CLOEXEC), 0, MAPPED_FILES)
+                source.nbytes = os.fstat(source.fd).st_size
+                return source, place.offset
     return None
-
-
-def _is_open_at(place: str, inode: int) -> bool:
-    try:
-        return os.stat(place).st_ino == inode
-    except OSError:  # closed since, as that of the listing itself
-        return False
 
 
 # Shared tensors: moves the memory of tensors and modules into shared memory, in place.

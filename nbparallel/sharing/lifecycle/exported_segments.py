@@ -234,10 +234,8 @@ class ExportedSegments:
 
     def retire(self, segment: Segment) -> None:
         """Pool or free the memory of a segment that no session and no array needs (idempotent)."""
-        if segment.used or segment.registered or self.by_id.pop(segment.id, None) is None:
-            return
         block = segment.block
-        if block is None:
+        if block is None or segment.used or segment.registered or self.by_id.pop(segment.id, None) is None:
             return
         if segment.poolable and (self._sessions.brokers or self.pool.lasting):
             self.pool.put(block)

@@ -77,9 +77,7 @@ class SegmentTable:
     # Sessions
 
     def connect(self, broker: SegmentBroker, *, aside: bool = False) -> None:
-        """Join a session, which from now on removes the names that exist already (idempotent)."""
-        if broker in self.brokers:
-            return
+        """Join a session, which from now on removes the names that exist already."""
         for segment in self.own.by_id.values():
             if segment.block is not None and segment.block.source.path:
                 broker.send(Intend(segment.block.source.path))
@@ -402,22 +400,6 @@ def await_return(table: SegmentTable, nbytes: int, strategy: str) -> Block | Non
         time.sleep(PAUSE_SECONDS)
 
 
-def make_room(table: SegmentTable) -> bool:
-    """Free what is pooled or just being released elsewhere; return whether there was anything."""
-    freed = table.cache.trim(0.0) + table.pool.trim(0.0) > 0
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while left := len(table.own.released):
-        table.collect()
-        table.pool.trim(0.0)
-        if len(table.own.released) < left:
-            freed = True
-        elif time.monotonic() >= deadline:
-            break
-        else:
-            time.sleep(0.001)
-    return freed
-
-
 class Allocator:
     """Makes arrays' memory of one strategy and right; not thread-safe, the store locks."""
 
@@ -476,20 +458,23 @@ class Allocator:
         return (self._fresh_block(nbytes, content), True) if pooled is None else (pooled, False)
 
     def _fresh_block(self, nbytes: int, content: Content | None) -> Block:
+        table = self._table
         try:
             return self._mapped_block(nbytes, content)
         except (SharedMemoryFullError, FileDescriptorLimitError) as error:
             # What is pooled, or just being released elsewhere, may be all that is missing.
-            others = isinstance(error, SharedMemoryFullError) and self._table.sessions.make_room()
-            if not make_room(self._table) and not others:
+            others = isinstance(error, SharedMemoryFullError) and table.sessions.make_room()
+            waits = others or bool(table.own.released)
+            if not table.cache.trim(0.0) + table.pool.trim(0.0) and not waits:
                 raise
-        deadline = time.monotonic() + (PATIENCE_SECONDS if others else 0.0)
+        deadline = time.monotonic() + PATIENCE_SECONDS * waits
         while time.monotonic() < deadline:
             try:
                 return self._mapped_block(nbytes, content)
-            except SharedMemoryFullError:
+            except (SharedMemoryFullError, FileDescriptorLimitError):
                 time.sleep(0.005)
-                self._table.collect()  # what this process has kept mapped of theirs
+                table.collect()  # what this process has kept mapped of theirs
+                table.pool.trim(0.0)
         return self._mapped_block(nbytes, content)
 
     def _mapped_block(self, nbytes: int, content: Content | None) -> Block:

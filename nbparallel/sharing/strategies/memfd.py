@@ -33,8 +33,10 @@ MFD_NOEXEC_SEAL = 0x8
 """Not in `os` before Python 3.14."""
 
 
-class MemfdStrategy(Strategy):
-    """Strategy whose segments are sealed memfds."""
+class FileDescriptorStrategy(Strategy):
+    """Sealed memfds; the default on Linux."""
+
+    name = "file_descriptor"
 
     def __init__(self, guard: MemoryGuard | None = None) -> None:
         self._guard = guard or MemoryGuard()
@@ -58,7 +60,8 @@ class MemfdStrategy(Strategy):
             # Owned immediately, so that nothing that is raised from here on leaves it open.
             source = SegmentSource(_memfd(f"nbp-{os.getpid()}"), size, name)
             fill(source.fd, size, content)
-            _seal(source.fd)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(source.fd, fcntl.F_ADD_SEALS, seals)
         except OSError as error:
             raise explained(error, size) from error
         return source
@@ -96,10 +99,6 @@ def _memfd(name: str) -> int:
         return os.memfd_create(name, flags)
 
 
-def _seal(fd: int) -> None:
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-
-
 def _check(fd: int, nbytes: int) -> None:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
@@ -114,17 +113,6 @@ def _check(fd: int, nbytes: int) -> None:
         raise InvalidHandleError("a segment is not sealed: another process could truncate it under its users")
 
 
-# The strategy `file_descriptor`: anonymous memory behind a descriptor; see `memfd` for how.
-
-
-class FileDescriptorStrategy(MemfdStrategy):
-    """Sealed memfds; the default on Linux."""
-
-    # docstrings inherited
-
-    name = "file_descriptor"
-
-
 # The strategy `file_region`: many arrays in one large region.
 #
 # Every strategy packs small arrays (see `Region`); this one packs all but the very large, so that tens of
@@ -133,7 +121,7 @@ class FileDescriptorStrategy(MemfdStrategy):
 # array by array.
 
 
-class FileRegionStrategy(MemfdStrategy):
+class FileRegionStrategy(FileDescriptorStrategy):
     """Large sealed memfds that hold arrays of up to half their size."""
 
     # docstrings inherited

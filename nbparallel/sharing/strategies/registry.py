@@ -33,8 +33,7 @@ _generation = 1
 
 def _usual() -> str:
     """Return the first of the strategies of messages that works here; if none does, the first."""
-    usable = (name for name in _TRANSPORTS if name in _strategies)
-    return next((n for n in usable if _strategies[n].unavailable_reason is None), _TRANSPORTS[0])
+    return next((n for n in _TRANSPORTS if _strategies[n].unavailable_reason is None), _TRANSPORTS[0])
 
 
 _current = _usual()
@@ -199,16 +198,13 @@ def strategies() -> Mapping[str, Strategy]:
 def find_strategy(name: str | None = None) -> Strategy:
     """Return a strategy that works here, by default the current one; errors as `set_sharing_strategy`."""
     name = _current if name is None else name
-    strategy = _strategies.get(name)
-    # Asked once: a reason may pass.
-    reason = None if strategy is None else strategy.unavailable_reason
-    if strategy is not None and reason is None:
-        return strategy
-    if strategy is not None:
+    if (strategy := _strategies.get(name)) is None:
+        raise _unknown(name)
+    if (reason := strategy.unavailable_reason) is not None:  # asked once: it may pass
         raise StrategyUnavailableError(
             f"sharing strategy {name!r} is not available: {reason}; available: {_listed()}"
         )
-    raise _unknown(name)
+    return strategy
 
 
 def _unknown(name: object) -> ValueError:
