@@ -249,10 +249,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """Type of ``--timeout``."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    number = float(text)
     if not 0 < number < math.inf:
         raise ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return number

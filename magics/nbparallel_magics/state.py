@@ -226,13 +226,8 @@ class ExtensionState:
 
     def running_session(self) -> Session | None:
         """Return the session if its ranks run."""
-        session = self._usable_session()
+        session = self.session
         return session if session is not None and session.started else None
-
-    def _usable_session(self) -> Session | None:
-        if self.session is not None and self.session.closed:
-            self.session = None
-        return self.session
 
     def session_for(self, world_size: int | None) -> Session:
         """Return the session with `world_size` ranks (None: as many as there are), not necessarily started.
@@ -242,7 +237,7 @@ class ExtensionState:
         ValueError
             They are too many for the CPUs or the machine, or ranks that would go hold variables.
         """
-        session = self._usable_session()
+        session = self.session
         if session is None:
             world_size = world_size or self.configuration.n or None
             self.check_size(world_size, 0)

@@ -144,7 +144,7 @@ def _is_of_others(path: str, *, started: bool) -> bool:
     """Return whether another program has made this name: all of the machine make theirs in one place.
 
     It has if no process of this run can have: this one has not, and the test has `started` none.  It has as
-    well if a living process that is not of this run maps the name or is its notebook.  Semaphores and
+    well if a living process that is not of this run is its notebook.  Semaphores and
     temporary folders are this run's; this process keeps its folder, and one with a socket in use is not left.
     """
     if os.path.isdir(path):
@@ -161,15 +161,7 @@ def _is_of_others(path: str, *, started: bool) -> bool:
         return False
     if notebook and notebook not in family and processes.read(notebook) is not None:
         return True
-    if not started:
-        return True
-    for pid in processes.pids() - family:
-        try:
-            if path in Path(f"/proc/{pid}/maps").read_text(errors="replace"):
-                return True
-        except OSError:
-            continue  # gone, or another user's
-    return False
+    return not started
 
 
 def _own_mark() -> str:

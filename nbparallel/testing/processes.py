@@ -10,6 +10,7 @@ Some facts about finding processes (proc(5), pid_namespaces(7)):
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -143,7 +144,5 @@ def kill(records: Iterable[ProcessRecord], *, wait_seconds: float = 2.0) -> list
 def reap(records: Iterable[ProcessRecord]) -> None:
     """Take the exit status of zombies among our own children, so that they do not count twice."""
     for record in records:
-        try:
+        with contextlib.suppress(ChildProcessError):  # another process's child, or reaped by its owner
             os.waitpid(record.pid, os.WNOHANG)
-        except ChildProcessError:
-            continue  # another process's child, or reaped by its owner

@@ -211,7 +211,7 @@ class CellOutput:
     limit : int
         Characters; what comes after them goes to a file.
     logs : LogFolder, optional
-        Where that file is; without it nothing beyond the limit is kept.
+        Where that file is, by default one of its own.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class CellOutput:
         self._in_place = publisher.can_live
         self._lines = LiveLines(in_place=self._in_place)
         self._begun_lines: set[tuple[int, str]] = set()  # streams whose ordinary text ends within a line
-        self._limit, self._logs = limit, logs
+        self._limit, self._logs = limit, logs or LogFolder()
         self._writer = BlockWriter(publisher)
         self._lock = threading.RLock()  # what came
         self._showing = threading.Lock()  # what is shown; taken before _lock, never inside it

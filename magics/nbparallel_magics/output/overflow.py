@@ -61,30 +61,26 @@ class OverflowLog:
 
     Parameters
     ----------
-    folder : LogFolder or None
-        Owns the file; without one, and where no file can be made, nothing is kept.
+    folder : LogFolder
+        Owns the file; where none can be made, nothing is kept.
     limit : int
         How much the notebook shows.
     so_far : iterable of (rank, item)
         What has come until now.
     """
 
-    def __init__(self, folder: LogFolder | None, limit: int, so_far: Iterable[tuple[int, Item]]) -> None:
+    def __init__(self, folder: LogFolder, limit: int, so_far: Iterable[tuple[int, Item]]) -> None:
         self.path = ""
         self._size = 0
         self._last: int | None = None
         self.notice = f"the cell printed more than {size_text(limit)}; "
         """The line for the user."""
         try:
-            if folder is not None:
-                self.path = folder.new_log()
+            self.path = folder.new_log()
         except OSError as error:
             self.notice += f"the rest is lost, since no file can be made for it: {error}"
             return
-        if self.path:
-            self.notice += f"all of it is in {self.path} until the kernel ends (copy it to keep it)"
-        else:
-            self.notice += "the rest is not kept"
+        self.notice += f"all of it is in {self.path} until the kernel ends (copy it to keep it)"
         problem = next(filter(None, [self.write(rank, item) for rank, item in so_far]), "")
         if problem:
             self.notice += f"; {problem}"

@@ -331,15 +331,20 @@ class PlainPublisher:
     def note(self, text: str) -> None:
         self.stream("stdout", text)
 
-    def display(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
+    def display(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any],
+        transient: dict[str, Any],
+        *,
+        update: bool = False,
+    ) -> None:
         self._wipe()
-        self._shell.display_pub.publish(data, metadata, transient=transient)
+        self._shell.display_pub.publish(data, metadata, transient=transient, update=update)
         self._draw()
 
     def update(self, data: dict[str, Any], metadata: dict[str, Any], transient: dict[str, Any]) -> None:
-        self._wipe()
-        self._shell.display_pub.publish(data, metadata, transient=transient, update=True)
-        self._draw()
+        self.display(data, metadata, transient, update=True)
 
     def live(self, text: str, *, last: bool) -> None:
         self._wipe()
