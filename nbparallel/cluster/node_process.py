@@ -99,7 +99,7 @@ def _end_with(parent: int, sock: socket.socket) -> None:
 # socket the node passes the doors of tasks.
 
 HEAD = struct.Struct("<16sIQ")
-"""Begins a frame: what it is, the number of the call, bytes of content."""
+"""Begins a frame: what it is, in 16 bytes, the number of the call, bytes of content."""
 
 
 def unpack_head(head: bytes | bytearray) -> tuple[str, int, int]:
