@@ -100,16 +100,8 @@ class Channel:
         abandon : callable, optional
             Asked in every slice of a wait for room; True gives up with `ChannelClosedError`.
         """
-        if len(payload) <= frames.MAX_INLINE:
-            data = frames.encode(kind, payload, epoch=epoch, sequence=sequence)
-            self._send(data, fds, abandon)
-            return
-        fd = frames.spill(payload)
-        try:
-            data = frames.encode(kind, epoch=epoch, sequence=sequence, spilled=len(payload))
-            self._send(data, [fd, *fds], abandon)
-        finally:
-            os.close(fd)
+        send = lambda data, fds: self._send(data, fds, abandon)  # noqa: E731
+        frames.send(send, kind, payload, fds, epoch=epoch, sequence=sequence)
 
     def _send(self, data: bytes, fds: Sequence[int], abandon: Callable[[], bool] | None) -> None:
         self._check_pid()
@@ -288,6 +280,29 @@ class SegmentClient:
             f"the supervisor did not hand out segment {segment:#x} within {self._patience:g} s"
         )
 
+    def begin(self, pid: int) -> None:
+        """Become the client of process `pid`, this one, at the end from `introduce`; before anything else.
+
+        Raises
+        ------
+        ChannelClosedError
+            The supervisor has ended, or did not know of this process when the one that started it ended.
+        """
+        self._pid = self._channel._pid = pid
+        pidfd, deadline = os.pidfd_open(pid), time.monotonic() + PATIENCE_SECONDS
+        abandon = lambda: time.monotonic() > deadline  # noqa: E731
+        try:
+            self._channel.send(Kind.ANNOUNCE, Announce(pid).pack(), fds=[pidfd], abandon=abandon)
+        finally:
+            os.close(pidfd)
+        frame = self._channel.receive(PATIENCE_SECONDS)
+        if frame is None:
+            raise ChannelClosedError(
+                f"the supervisor did not answer the introduction of process {os.getpid()} within "
+                f"{PATIENCE_SECONDS:g} s"
+            )
+        self.client = Welcome.unpack(frame.payload).client
+
     def fileno(self) -> int:
         """Return the socket's descriptor, for poll: readable when `notices` has something."""
         return self._channel.fileno()
@@ -356,9 +371,7 @@ class SegmentClient:
             self._answers[frame.sequence] = frame
             return
         try:
-            if (unpack := NOTICES.get(frame.kind)) is None:
-                raise ProtocolError(f"unexpected {frame.kind.name} frame on the segment socket")
-            notice = unpack(frame.payload)
+            notice = NOTICES[frame.kind](frame.payload)
             if isinstance(notice, Lost):
                 own = creator_of(notice.segment) == self.client
                 if notice.reason != LostReason.DESCRIPTORS or not own:
@@ -456,49 +469,3 @@ def introduce(parent: SegmentClient, *, daemon: bool, inherits: bool = False) ->
 def socket_of(fd: int) -> socket.SocketType:
     """Take over the descriptor of what `introduce` returned in another process."""
     return _socket.socket(_FAMILY, _TYPE, 0, fd)
-
-
-class IntroducedClient:
-    """What an introduced process is a client by, once it has begun.
-
-    Parameters
-    ----------
-    end : socket
-        From `introduce`; owned.
-    """
-
-    def __init__(self, end: socket.SocketType) -> None:
-        self._channel = Channel(end)
-        self.client = SegmentClient(self._channel, 0)
-
-    def begin(self, pid: int) -> SegmentClient:
-        """Return what process `pid`, this one, is a client by; to be called before anything else is.
-
-        Raises
-        ------
-        ChannelClosedError
-            The supervisor has ended, or did not know of this process when the one that started it ended.
-        """
-        self.client._pid = self._channel._pid = pid
-        pidfd, deadline = os.pidfd_open(pid), time.monotonic() + PATIENCE_SECONDS
-        abandon = lambda: time.monotonic() > deadline  # noqa: E731
-        try:
-            self._channel.send(Kind.ANNOUNCE, Announce(pid).pack(), fds=[pidfd], abandon=abandon)
-        finally:
-            os.close(pidfd)
-        self.client.client = _await_welcome(self._channel)
-        return self.client
-
-    def close(self) -> None:
-        """Close the connection: the process that made this for a child does so."""
-        self.client.close()
-
-
-def _await_welcome(channel: Channel) -> int:
-    frame = channel.receive(PATIENCE_SECONDS)
-    if frame is None:
-        raise ChannelClosedError(
-            f"the supervisor did not answer the introduction of process {os.getpid()} within "
-            f"{PATIENCE_SECONDS:g} s"
-        )
-    return Welcome.unpack(frame.payload).client

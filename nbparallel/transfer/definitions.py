@@ -20,7 +20,7 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from cloudpickle import cloudpickle
@@ -73,14 +73,17 @@ def find_modules(module: types.ModuleType, mentioned: Collection[str]) -> tuple[
     return (found[0], *sorted(found[1:]))
 
 
+def _bound_cells(function: types.FunctionType) -> Iterator[tuple[types.CellType, Any]]:
+    """Yield the cells of a function's closure that are bound by now, with what they hold."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            yield cell, cell.cell_contents
+
+
 def _submodules(function: types.FunctionType, names: CodeNames) -> tuple[str, ...]:
     """Return submodules that a function reaches through modules which it names."""
     values = [function.__globals__.get(name) for name in names.reads | names.doubtful]
-    for cell in function.__closure__ or ():
-        try:
-            values.append(cell.cell_contents)
-        except ValueError:  # not bound yet
-            continue
+    values += [value for _, value in _bound_cells(function)]
     modules = {id(value): value for value in values if isinstance(value, types.ModuleType)}
     return tuple(name for module in modules.values() for name in find_modules(module, names.mentioned)[1:])
 
@@ -109,16 +112,9 @@ def reduce_function(
     names : CodeNames
         Of its code.
     """
-    closure = function.__closure__
-    references = None
-    contents = []
-    if closure is not None:
-        references = tuple(cells.setdefault(id(cell), CellReference(cell)) for cell in closure)
-        for reference, cell in zip(references, closure, strict=True):
-            try:
-                contents.append((reference, cell.cell_contents))
-            except ValueError:  # not bound yet
-                continue
+    found = [cells.setdefault(id(cell), CellReference(cell)) for cell in function.__closure__ or ()]
+    references = None if function.__closure__ is None else tuple(found)
+    contents = [(cells[id(cell)], value) for cell, value in _bound_cells(function)]
     attributes = {
         "__name__": function.__name__,
         "__qualname__": function.__qualname__,

@@ -30,8 +30,8 @@ from multiprocessing.process import current_process
 from multiprocessing.util import Finalize, get_temp_dir
 from typing import TYPE_CHECKING
 
-from nbparallel.channel import SegmentClient
-from nbparallel.channel.channel import IntroducedClient, introduce, socket_of
+from nbparallel.channel import Channel, SegmentClient
+from nbparallel.channel.channel import introduce, socket_of
 from nbparallel.errors import ChannelClosedError, SupervisorDiedError
 from nbparallel.multiprocessing.household.semaphore_names import name_semaphores
 from nbparallel.wire.frames import Kind
@@ -493,7 +493,7 @@ def begin_as_guest(connection: int, *, lifeline: int = -1) -> SupervisorConnecti
 
     pid = os.getpid()
     line = ParentSentinel(lifeline) if lifeline >= 0 else None
-    client = IntroducedClient(socket_of(connection))
+    client = SegmentClient(Channel(socket_of(connection)), 0)
     try:
         if current_membership() is not None:
             raise RuntimeError(f"process {pid} is a client of a supervisor already")
@@ -501,14 +501,14 @@ def begin_as_guest(connection: int, *, lifeline: int = -1) -> SupervisorConnecti
         if line is not None:
             os.set_inheritable(lifeline, False)
             line.follow(pid)
-        broker = client.begin(pid)
+        client.begin(pid)
     except BaseException:
         client.close()
         if line is not None:
             line.close()
         raise
-    begin_in_session(broker)
-    member = SupervisorConnection(broker, line)
+    begin_in_session(client)
+    member = SupervisorConnection(client, line)
     _current[:] = [member]
     return member
 
@@ -539,8 +539,8 @@ class Fork:
         except BaseException:
             self._store.fork_done()
             raise
-        self._connected = IntroducedClient(self._ends.connection)
-        self._child = SupervisorConnection(self._connected.client, self._ends.lifeline)
+        client = SegmentClient(Channel(self._ends.connection), 0)
+        self._child = SupervisorConnection(client, self._ends.lifeline)
         self._child.mailboxes = dict(member.mailboxes)
 
     def parent(self) -> None:
@@ -559,13 +559,13 @@ class Fork:
         parent, child, pid = self._member, self._child, os.getpid()
         if child.lifeline is not None:
             child.lifeline.follow(pid)
-        broker = self._connected.begin(pid)
+        child.broker.begin(pid)
         if self._ends.parents >= 0:
             os.close(self._ends.parents)
         parent.broker.close()  # the copy: otherwise the parent's would seem to live as long as this one
-        self._sharing.begin_in_session(broker)
+        self._sharing.begin_in_session(child.broker)
         if self._inherited:
-            self._sharing.current_store().inherit(self._inherited, broker)
+            self._sharing.current_store().inherit(self._inherited, child.broker)
         child.pid = pid
         _current[:] = [child]
         return child

@@ -29,6 +29,7 @@ from nbparallel.session.names.free_names import (
     is_ipythons_function,
 )
 from nbparallel.sharing import Store
+from nbparallel.sharing.memory import array_layout
 from nbparallel.sharing.tensor_storage import holds_tensors
 from nbparallel.sharing.tensors import array_at
 from nbparallel.transfer import definitions
@@ -201,15 +202,8 @@ def _extent(block: _Memory) -> tuple[int, int]:
 
 def _bounds(array: AnyArray) -> tuple[int, int]:
     """Return the addresses of the first byte and of the one past the last."""
-    low = high = array.ctypes.data
-    if array.size:
-        high += array.itemsize
-        for count, stride in zip(array.shape, array.strides, strict=True):
-            if stride < 0:
-                low += (count - 1) * stride
-            else:
-                high += (count - 1) * stride
-    return low, high
+    low, high = array_layout.extent(array.shape, array.strides, array.itemsize)
+    return array.ctypes.data + low, array.ctypes.data + high
 
 
 def _copied_line(block: _Memory, namespace: Mapping[str, Any], nbytes: int) -> str:
@@ -417,18 +411,16 @@ class CellInputs:
                         raise
 
     def encode_arrays(self) -> list[str]:
-        """Encode the arrays that are shared; return the names of the private ones."""
+        """Encode the arrays that are shared; return the notebook's names of the private ones."""
         private = []
         for name in self._arrays:
             found = self._shared.encode(name, self._find(name))
             if found is not None:
                 self.values[name] = found
-            elif name in self.namespace:
-                private.append(name)
             else:
-                self._encode(name, None)
+                private.append(name)
         self._arrays = private
-        return private
+        return [name for name in private if name in self.namespace]
 
     def complete(self) -> None:
         """Encode by value the arrays that could not be shared; find the tensors that several values contain.
