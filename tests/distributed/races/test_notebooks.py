@@ -25,7 +25,7 @@ def with_checks(notebook: Path, folder: Path) -> Path:
     for cell in copied.cells:
         first, *rest = cell.source.split("\n")
         runs = cell.cell_type == "code" and re.match("%%(parallel|rank)", first)
-        if runs and "--async" not in first and "--check-races" not in first:
+        if runs and not re.search("--(async|check-races|scaling)", first):
             cell.source = "\n".join([f"{first} --check-races", *rest])
     path = folder / notebook.name
     nbformat.write(copied, path)

@@ -257,6 +257,7 @@ def test_one_that_nothing_holds_any_more(tmp_path: Path, method: str) -> None:
     """Its calls end, also when the program ends before, then its workers; a forked child has its own."""
     printed = run_program(
         """
+        import warnings
         from nbparallel.testing.waiting import wait_until
 
         def late():
@@ -267,6 +268,7 @@ def test_one_that_nothing_holds_any_more(tmp_path: Path, method: str) -> None:
         wait_until(lambda: not mp.active_children())
         executor = mp.Executor(1, ctx)
         executor.submit(late)
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: threads and a fork
         child = os.fork()
         if child == 0:
             found = executor.submit(pow, 2, 3).result(30)
