@@ -249,7 +249,10 @@ def counts(text: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """Type of ``--timeout``."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
         raise ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return number

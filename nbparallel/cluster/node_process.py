@@ -95,7 +95,7 @@ def _end_with(parent: int, sock: socket.socket) -> None:
 # Port: the way of a node to the worker of its host, over a socket that carries frames.
 #
 # Each frame has a head and content.  From the node it is an ``event``, or ``reply`` or ``error`` to the call
-# of that number: 0, which nobody calls, is its start.  To the node it is a call of that name.  Over a second
+# of that number: 0, which no call has, is its start.  To the node it is a call of that name.  Over a second
 # socket the node passes the doors of tasks.
 
 HEAD = struct.Struct("<16sIQ")

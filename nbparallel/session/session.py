@@ -450,6 +450,8 @@ class Session:
 
         Raises `UnpicklableError` if a value cannot travel: its ``.result`` has the others.
         """
+        if not str(name).isidentifier():
+            raise ValueError(f"{name!r} is no variable's name")
         return all_values(self.perform(plain_task(PullTask, name, want_values=True)), name)
 
     @without_frames()

@@ -158,7 +158,7 @@ def _go_wrong(random: Random, kind: str) -> tuple[list[Call], list[Call]]:
 @pytest.mark.fault("F94")
 @pytest.mark.parametrize("kind", ["operation", "shape", "forgotten", "one too many"])
 def test_random_wrong_programs(hosts: nbp.Session, kind: str) -> None:
-    """Ranks agree up to the call that differs; there all in a call are told; no array has changed."""
+    """Ranks agree up to the call that differs; then all in a call are told; no array has changed."""
     for seed in range(12):
         random = Random(f"{kind} {seed}")
         right, wrong = _go_wrong(random, kind)
@@ -172,7 +172,10 @@ def test_random_wrong_programs(hosts: nbp.Session, kind: str) -> None:
         assert {type(each) for each in error.errors.values()} == {CollectiveMismatchError}, about
         (host,) = (name for name, ranks in (hosts.hosts or {}).items() if who in ranks)
         assert all(f"{who} (host {host})" in str(each) for each in error.errors.values()), about
-        assert hosts.run("done").values == [same] * 4, about
+        done = hosts.run("done").values
+        # the other host may be in an earlier call, which this one has left: what a root sent is on its way
+        assert max(done) == same, about
+        assert all(done[rank] == same for rank in (hosts.hosts or {})[host]), about
         assert all(hosts.run("bool((x == rank + 1).all())", ranks=sorted(calling)).values), about
         assert hosts.run("all_reduce(rank)").values == [6] * 4, about
 

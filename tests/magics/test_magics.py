@@ -91,6 +91,7 @@ def test_rank_cell(notebook: Any) -> None:
     ("cell", "words"),
     [
         ("%%parallel --tiemout 3\nx", "unknown flag --tiemout; did you mean --timeout?"),
+        ("%%parallel --timeout soon\nx", "'soon' is no positive number of seconds"),
         ("%%parallel -q\nx", "unknown flag -q"),
         ("%%parallel -N 4\nx", "unknown flag -N; did you mean -n?"),
         ("%%parallel -np 4\nx", "did you mean -n?"),

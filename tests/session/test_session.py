@@ -188,6 +188,8 @@ def test_push_and_pull_carry_arrays(four: Session) -> None:
     four.run("del pushed")
     with pytest.raises(ParallelError, match="'missing' is not defined"):
         four.pull("missing")
+    with pytest.raises(ValueError, match=r"'x\[0\]' is no variable's name"):
+        four.pull("x[0]")
 
 
 def test_a_call_writes_to_a_mapped_file_and_a_cell_does_not(four: Session, tmp_path: Path) -> None:
