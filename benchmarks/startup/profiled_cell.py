@@ -45,18 +45,27 @@ SETUP = """import numpy as np
 from time import perf_counter_ns as _now
 m = np.random.default_rng(1).random((500, 500))
 a = np.random.default_rng(0).random(3_000_000)"""
+START = """_took, _line = dict.fromkeys(range(99), 0), 0
+_clock = min(-(_now() - _now()) for _ in range(1000))
+_a = _now()"""
 
 
-def timed(cell: str) -> str:
-    """Return a cell with a timer before each line, and behind each block; its value has their times."""
-    lines = cell.split("\n")
-    timer = "_b = _now(); _took[_line] += _b - _a; _a = _b; _line ="
+def timed(cell: str) -> tuple[str, dict[int, int]]:
+    """Return a cell with timers on lines between its own, and which line of it is which of the given.
+
+    Its value has the nanoseconds of each line, less what reading the clock takes.
+    """
+    found: list[str] = []
+    lines, numbers = cell.split("\n"), {}
+    timer = "_b = _now(); _took[_line] += _b - _a - _clock; _line = {}; _a = _now()"
     for number, line in enumerate(lines, start=1):
         indent, text = re.match(r"( *)(.*)", line).groups()
-        if not text.endswith(":"):
-            ends = number == len(lines) or not lines[number].startswith(indent)
-            lines[number - 1] = f"{indent}{timer} {number}; {text}{f'; {timer} 0' * ends}"
-    return "\n".join([*lines, "_took"])
+        block = text.endswith(":")
+        found += [line] if block else [indent + timer.format(number), line]
+        numbers[len(found)] = number
+        if not block and not "".join(lines[number : number + 1]).startswith(indent or "end"):
+            found.append(indent + timer.format(0))
+    return "\n".join([*found, "_took"]), numbers
 
 
 def compare(session: Session, name: str, cell: str, runs: int) -> None:
@@ -68,12 +77,15 @@ def compare(session: Session, name: str, cell: str, runs: int) -> None:
         plain.append(session.run(cell, ranks=[0])[0].cpu_seconds)
         result = session.run(cell, ranks=[0], profile=True)
         profiled.append(result[0].cpu_seconds)
-        session.run("_took, _line, _a = dict.fromkeys(range(99), 0), 0, _now()", ranks=[0])
-        result = session.run(timed(cell), ranks=[0], profile=True)
+        session.run(START, ranks=[0])
+        text, numbers = timed(cell)
+        result = session.run(text, ranks=[0], profile=True)
         truth.update({line: ns for line, ns in result.values[0].items() if line})
         assert result.profile is not None
-        found.update({line.line: round(1e9 * line.mean.seconds) for line in result.profile.lines})
-    found = Counter({line: found[line] for line in truth if truth[line]})
+        for line in result.profile.lines:
+            if (number := numbers.get(line.line)) in result.values[0]:
+                found[number] += round(1e9 * line.mean.seconds)
+    found = Counter({line: found[line] for line in sorted(truth) if truth[line]})
     overhead = statistics.median(b / a for a, b in zip(plain, profiled, strict=True)) - 1
     sys.stdout.write(f"{name}: {min(plain):.2f} s, overhead {overhead:.1%}\n   true  profile  error\n")
     for line, ns in found.items():

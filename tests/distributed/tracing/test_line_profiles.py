@@ -107,9 +107,60 @@ def test_one_long_sample_does_not_outweigh_thousands(many: int, least: float, mo
     for place, ns, count in ((short, 100, 9_000), (long, 300, 9_000), (short, 8_000_000, many)):
         anchor.hidden[place][ns.bit_length()] = [count * ns, 0, 0, count]
     anchor.dark = [1_000_000_000, 0, 0]
-    found = dict(anchor.divided())
+    found = dict(anchor.divided(jump_ns=0))
     assert least < found[short][0] / 1e9 < most
     assert sum(ns for ns, *_ in found.values()) == pytest.approx(1e9)
+
+
+def test_jumps_within_a_line_are_none_of_its_time() -> None:
+    """Two lines take the same time; in samples, one is longer by what its ten jumps cost."""
+    plain, jumping, anchor = (LinePlace("file.py", line) for line in (1, 2, 3))
+    jumping.visits, jumping.jumps, anchor.dark = 4, 40, [1_000_000, 0, 0]
+    for place, ns in ((plain, 500), (jumping, 600)):
+        anchor.hidden[place][ns.bit_length()] = [100 * ns, 0, 0, 100]
+    found = dict(anchor.divided(jump_ns=10))
+    assert (found[plain], found[jumping]) == ([500_000, 0, 0],) * 2
+
+
+@needs_monitoring
+def test_jumps_within_a_line_are_counted(two_ranks: Session) -> None:
+    """Those of a comprehension of 100 in a loop, and none of the loop's own."""
+    keep = (
+        "from nbparallel.distributed.tracing.profiling.line_clock import LinePlace\n"
+        "plain = LinePlace.divided\ndef divided(place, jump_ns):\n"
+        "    counted.append((place.line, place.visits, place.jumps))\n    return plain(place, jump_ns)\n"
+        "LinePlace.divided = divided"
+    )
+    cell = "counted = []\nfor i in range(100_000):\n    word = [None for _ in text]\n    number = i + 1"
+    two_ranks.run(f"text = 'x' * 100\n{keep}", ranks=[0])
+    two_ranks.run(cell, ranks=[0], profile=True)
+    (counted,) = two_ranks.run("LinePlace.divided = plain; counted", ranks=[0]).values
+    (visits, jumps) = next((visits, jumps) for line, visits, jumps in counted if line == 3)
+    assert 50 < jumps / visits <= 100 * (visits + 1) / visits  # an opening may begin, or end, within it
+    assert all(jumps < visits for line, visits, jumps in counted if line == 4)
+
+
+@needs_monitoring
+def test_a_function_has_its_lines_in_each_profile(two_ranks: Session) -> None:
+    """Also where it has not run since the last one, which had disabled its events."""
+    two_ranks.run("def work():\n    for i in range(3_000):\n        y = sum(range(4000))", execution_count=8)
+    for _ in range(2):
+        longest = profile_of(two_ranks, "work()").longest
+        assert longest is not None
+        assert (longest.file, longest.line) == ("In[8]", 3)
+
+
+@needs_monitoring
+def test_a_short_loop_behind_another_has_its_lines(two_ranks: Session) -> None:
+    """Of twelve milliseconds, when events have had their share: its two lines take about as long."""
+    loops = "for i in range(5_000):\n    a = sum(range(60))\n    b = max(range(60))\n"
+    even = 0
+    for _ in range(3):
+        profile = profile_of(two_ranks, loops * 4)
+        for line in (5, 8, 11):
+            parts = [times(profile, number)[0].seconds for number in (line, line + 1)]
+            even += min(parts) > 0.1 * sum(parts)
+    assert even >= 6, profile  # of nine: a look of another thread may come in between
 
 
 @needs_monitoring
@@ -124,7 +175,8 @@ def test_threads_of_a_rank_are_not_slowed(two_ranks: Session) -> None:
     result = two_ranks.run(cell, profile=True)
     assert max(result.values) < 8 * max(plain)  # it was thirty times
     assert result.profile is not None
-    assert min(each.seconds for each in times(result.profile, 11)) > 0.5 * min(plain)
+    begins, waits = (times(result.profile, line) for line in (10, 11))  # it may run before `start` returns
+    assert min(a.seconds + b.seconds for a, b in zip(begins, waits, strict=True)) > 0.5 * min(plain)
 
 
 @pytest.mark.parametrize("end", ["1 / 0", "raise KeyboardInterrupt"])

@@ -12,6 +12,9 @@ the time.  When they took more, what fires often is disabled (*hot*), and the ti
 event that is seen.  A thread enables all of it again every `PERIOD` seconds, for as long as the share allows.
 So the lines behind each seen event (its *anchor*) are sampled, and what was dark behind it is divided among
 them as the samples are, but for rare long ones.  All time that is not dark is measured, not sampled.
+
+A jump within a line, as in a comprehension, takes longer while events are enabled, but is no event of LINE.
+So one opening in `COUNTING` takes no samples, but counts these jumps; what they cost is none of a sample's.
 """
 
 from __future__ import annotations
@@ -31,11 +34,14 @@ from typing import Any
 from nbparallel.distributed.runtime.observers import ObservedCell
 from nbparallel.distributed.tracing.profiling.line_log import OWN, LineTimer, Times, add, clock
 
-SHARE_BITS = 5
-"""Events may take a 32nd of the time."""
+SHARE_BITS = 6
+"""Events may take a 64th of the time."""
 WINDOW_NS = 300_000
-"""And so much more, before they are disabled: about a thousand."""
-PERIOD = 0.01
+"""And so much more, before they are disabled: some hundreds."""
+FIRST_NS = 100_000
+"""And so much, once, behind a line that is new: of each loop some rounds are seen, however short it is."""
+PERIOD = 0.02
+COUNTING, MOST_JUMPS = 8, 1000
 HOT_NS = 1_000_000
 """What fires again within this time may be disabled."""
 SHORT_NS = 2_000
@@ -47,17 +53,20 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NAME, _LONG_NS = "nbparallel", 10**12
 _NOTHING = "for i in 30 * (0,):\n    j = i\n    k = j", "any(None for _ in 45 * (0,))"  # 90 events each
+_INLINE = "[None for _ in 900 * (0,)]"  # 900 jumps
 
 
 class LinePlace:
     """A line, with its time and what was dark behind it."""
 
-    __slots__ = ("dark", "darkened", "filename", "hidden", "hot", "line", "times")
+    __slots__ = ("dark", "darkened", "filename", "hidden", "hot", "jumps", "line", "new", "times", "visits")
 
     def __init__(self, filename: str, line: int) -> None:
-        self.filename, self.line, self.hot = filename, line, False
+        self.filename, self.line, self.hot, self.new = filename, line, False, True
         self.times: Times = [0, 0, 0]
         self.dark: Times = [0, 0, 0]
+        self.visits = self.jumps = 0
+        """How often it began, and how often it jumped within itself, where that was counted."""
         self.darkened = 0
         """How often its own time was a part of that."""
         self.hidden: dict[LinePlace | None, dict[int, list[int]]] = defaultdict(
@@ -68,13 +77,16 @@ class LinePlace:
         None: from an event here, that was not hot, to the next one.
         """
 
-    def divided(self) -> Iterator[tuple[LinePlace, Times]]:
+    def divided(self, jump_ns: int) -> Iterator[tuple[LinePlace, Times]]:
         """Yield what was dark behind it, divided among the lines."""
         whole, *parts = self.dark
         first, count = usual(self.hidden.pop(None, {}))
-        seen = {
-            place: [max(0, ns) for ns in usual(samples)[0]] for place, samples in self.hidden.items() if place
-        }
+        seen: dict[LinePlace, Times] = {}
+        for place, samples in self.hidden.items():
+            if place is not None:
+                (computing, *others), many = usual(samples)
+                computing -= place.jumps * jump_ns * many // max(place.visits, 1)
+                seen[place] = [max(0, ns) for ns in (computing, *others)]
         sums = [sum(times[i] for times in seen.values()) for i in range(3)]
         if not sum(sums):
             yield self, self.dark
@@ -109,7 +121,7 @@ class LineClock(LineTimer):
         super().__init__(cell)
         self._monitoring: Any = vars(sys)["monitoring"]
         self._ended = threading.Event()
-        self._costs, self._cost = [0, 0], 0
+        self._costs, self._cost, self._jump_ns = [0, 0], 0, 0
         self._begin()
 
     def _begin(self) -> None:
@@ -118,9 +130,10 @@ class LineClock(LineTimer):
         self._codes: dict[int, CodeType] = {}
         self._places: dict[tuple[str, int], LinePlace] = {}
         self._dimmed: dict[int, CodeType] = {}
-        self._elsewhere = self._current = self._anchor = self._place("", 0)
-        self._first, self._dim, self._dark = True, False, False
-        self._used = 0
+        self._within: dict[int, set[tuple[int, int]]] = {}
+        self._elsewhere = self._current = self._anchor = self._visited = self._place("", 0)
+        self._first, self._dim, self._dark, self._counting = True, False, False, False
+        self._used = self._openings = self._counted = self._jumps = self._granted = 0
         self._began = self._last = clock()
 
     def start(self) -> None:
@@ -139,13 +152,18 @@ class LineClock(LineTimer):
         self._callbacks = {
             events.LINE: self._line, events.PY_RETURN: self._return, events.PY_YIELD: self._return,
             events.PY_START: self._started, events.PY_RESUME: self._resumed, events.PY_UNWIND: self._unwound,
+            events.JUMP: self._jumped,
         }  # fmt: skip
         for event, callback in self._callbacks.items():
             monitoring.register_callback(tool, event, callback)
-        self._costs = [*map(self._calibrated, _NOTHING)]  # each time: the machine is not always as quick
+        self._costs = [0, 0]
+        # for each cell anew: the machine is not always as quick
+        self._costs = [self._calibrated(text, 90) for text in _NOTHING]
+        self._jump_ns = self._calibrated(_INLINE, 900)
         self._begin()
         self._opener = threading.Thread(target=self._open, name="nbparallel profile", daemon=True)
         self._opener.start()
+        monitoring.restart_events()  # a function that was called in an earlier profile would have no events
         monitoring.set_events(tool, events.PY_START | events.PY_RESUME | events.PY_UNWIND)
 
     def stop(self) -> None:
@@ -171,13 +189,13 @@ class LineClock(LineTimer):
     def lines(self) -> Iterator[tuple[str, int, Times]]:
         """Yield file, line and times of each line; what no line of the user's took is line 0 of no file."""
         for place in self._places.values():
-            for each, times in place.divided():
+            for each, times in place.divided(self._jump_ns):
                 add(each.times, times)
         for place in self._places.values():
             yield place.filename, place.line, [max(0, ns) for ns in place.times]
 
-    def _calibrated(self, text: str) -> int:
-        """Return how much longer each of 90 events makes code take, besides their callbacks."""
+    def _calibrated(self, text: str, count: int) -> int:
+        """Return how much longer each of so many events or jumps makes code take, besides callbacks."""
         code, alone, observed = compile(text, OWN, "exec"), [], []
         codes = [code, *(part for part in code.co_consts if isinstance(part, CodeType))]
         for _ in range(4):
@@ -194,7 +212,8 @@ class LineClock(LineTimer):
             observed.append(sum(place.times[0] for place in self._places.values()))
         for each in codes:
             self._have(each, 0)
-        return max(0, (sorted(observed)[1] - sorted(alone)[1]) // 90)  # the second: the least may be chance
+        longer = sorted(observed)[1] - sorted(alone)[1]  # the second of each: the least may be chance
+        return max(0, longer // count)
 
     def _open(self) -> None:
         """Enable what was disabled, again and again."""
@@ -203,11 +222,17 @@ class LineClock(LineTimer):
                 begin = clock()
                 self._look(begin)
                 if self._used <= (begin - self._began) >> SHARE_BITS:
-                    self._dim, codes, self._dimmed = False, self._dimmed, {}
-                    for code in codes.values():
-                        self._have(code, 0)
-                        self._have(code, self._events)
+                    self._openings, self._counted, self._jumps = self._openings + 1, 0, 0
+                    self._visited = self._elsewhere
+                    self._counting = self._openings % COUNTING == 2 and any(self._within.values())
+                    self._enable()
                     self._used += clock() - begin
+
+    def _enable(self) -> None:
+        self._dim, codes, self._dimmed = False, self._dimmed, {}
+        for code in codes.values():
+            self._have(code, 0)
+            self._have(code, self._events | (self._counting and self._monitoring.events.JUMP))
 
     def _look(self, now: int) -> None:
         """Have what was dark until now be time of the line that runs, unless that is a hot one.
@@ -245,6 +270,15 @@ class LineClock(LineTimer):
 
     def _line(self, code: CodeType, line: int) -> Any:
         return self._turn(clock(), code, line, self._place(code.co_filename, line))
+
+    def _jumped(self, code: CodeType, offset: int, target: int) -> Any:
+        self._counting &= self._counted < MOST_JUMPS
+        if not self._counting or (offset, target) not in self._within[id(code)]:
+            return self._monitoring.DISABLE
+        self._counted += 1
+        self._jumps += 1
+        self._used += self._costs[0]
+        return None
 
     def _return(self, code: CodeType, offset: int, _value: object) -> Any:
         now = clock()
@@ -295,14 +329,20 @@ class LineClock(LineTimer):
                 add(sample, times)
                 sample[3] += 1
         action = None
-        too_much = self._used > WINDOW_NS + ((now - self._began) >> SHARE_BITS)
+        allowed = WINDOW_NS + ((now - self._began) >> SHARE_BITS)
+        too_much = self._used > max(allowed, self._granted)
         hot = place.hot = spot[1] or now - spot[0] < HOT_NS
-        if too_much and hot and code is not None:
+        if too_much and hot and self._anchor.new:
+            self._anchor.new = self._counting = False
+            self._granted = self._used + FIRST_NS
+            self._enable()
+        elif too_much and hot and code is not None:
             spot[1] = self._dim = self._dark = True
             action = self._monitoring.DISABLE
             if id(code) not in self._dimmed:
+                self._within[id(code)] = jumps = _jumps_within_lines(code)
                 self._dimmed[id(code)] = code
-                if _jumps_within_lines(code):
+                if jumps:
                     self._have(code, self._events & ~self._monitoring.events.LINE)
         spot[0] = now
         end = clock()
@@ -310,10 +350,14 @@ class LineClock(LineTimer):
             self._current, self._first, self._dark, self._last, self._cost = (
                 place,
                 not hot,
-                self._dim,
+                self._dim or (hot and self._counting),
                 end,
                 cost,
             )
+            if self._counting:  # a visit that has been counted to its end
+                self._visited.visits += 1
+                self._visited.jumps += self._jumps
+                self._visited, self._jumps = place, 0
             if not hot:
                 self._anchor = place
         # Also where another thread runs the code; what takes longer has waited for the processor.
@@ -322,11 +366,15 @@ class LineClock(LineTimer):
 
 
 @lru_cache(maxsize=64)
-def _jumps_within_lines(code: CodeType) -> bool:
-    """Whether code jumps within a line: where that ends is no event, so that it cannot be disabled.
+def _jumps_within_lines(code: CodeType) -> set[tuple[int, int]]:
+    """Return from where to where code jumps within a line: it ends at no event that can be disabled.
 
     A call for each such jump would make a comprehension half as slow again.
     """
     steps: Any = list(dis.get_instructions(code))
     lines = {step.offset: step.positions.lineno for step in steps}
-    return any(lines[step.offset] == lines.get(step.argval) for step in steps if step.opcode in _JUMPS)
+    return {
+        (step.offset, step.argval)
+        for step in steps
+        if step.opcode in _JUMPS and lines[step.offset] == lines.get(step.argval)
+    }
