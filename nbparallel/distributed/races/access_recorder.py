@@ -41,9 +41,9 @@ class UserLines:
         self._codes: dict[int, tuple[CodeType, str | None, dict[int, Site]]] = {}
         """By identity: to find out that two code objects are equal is slow."""
 
-    def current(self) -> Site:
-        """Return the line that runs."""
-        frame: FrameType | None = sys._getframe(2)  # the caller is the recorder
+    def current(self, depth: int = 2) -> Site:
+        """Return the line that runs; this and so many calls above it are not the user's."""
+        frame: FrameType | None = sys._getframe(depth)
         while frame is not None:
             code = frame.f_code
             known = self._codes.get(id(code))
@@ -73,7 +73,7 @@ LIMIT_NBYTES = 32 << 20
 """What `AccessRecorder.nbytes` should not exceed: then it is time to `take`."""
 ACCESS_NBYTES = 200
 """About what an access takes."""
-_NUMBERS = (int, float, complex, bool)
+_NUMBERS, _NUMPY = (int, float, complex, bool), (np.generic, np.ndarray)
 _VARIOUS = object()
 """Stands for several values that were written to one place."""
 
@@ -122,7 +122,7 @@ class AccessRecorder:
     def element(self, place: tuple[int, int], itemsize: int, kind: int, stored: object = None) -> None:
         """Record that one element is touched, whose segment and offset are known."""
         self.count += 1
-        self._add((place[0], self.lines.current(), kind), (place[1], (), (), itemsize), stored)
+        self._add((place[0], self.lines.current(3), kind), (place[1], (), (), itemsize), stored)
 
     def elements(
         self, array: AnyArray, offsets: npt.NDArray[np.int64], kind: int, value: object = None
@@ -227,7 +227,7 @@ class _ManyElements:
 
 def one_value(value: object) -> object:
     """Return one number that was written, to be compared with what other ranks wrote; else None."""
-    if isinstance(value, np.generic | np.ndarray) and not value.ndim:
+    if type(value) not in _NUMBERS and isinstance(value, _NUMPY) and not value.ndim:
         value = value.item()
     return value if type(value) in _NUMBERS else None
 

@@ -33,7 +33,8 @@ _get: Any = np.ndarray.__getitem__
 _set: Any = np.ndarray.__setitem__
 _view: Any = np.ndarray.view
 _base_of: Any = np.ndarray.base.__get__
-_BASIC = frozenset({int, slice, NoneType, EllipsisType, np.int64, np.int32, np.uint64, np.uint32})
+_SHAPING = frozenset({slice, NoneType, EllipsisType})
+_BASIC = _SHAPING | {int, np.int64, np.int32, np.uint64, np.uint32}
 """Types of which an index makes a view."""
 _Place = tuple[int, int]
 _CONTAINERS = (list, tuple, dict)
@@ -167,16 +168,15 @@ def place_of_part(array: TracedArray, key: Any) -> _Place | None:
     axis, shape, strides = 0, array.shape, array.strides
     parts = key if type(key) is tuple else (key,)
     for at in parts:
-        if type(at) is slice:
-            if at.start is not None or at.step is not None:
-                offset += at.indices(shape[axis])[0] * strides[axis]
+        if type(at) not in _SHAPING:  # first: loops take elements
+            offset += (int(at) if at >= 0 else int(at) + shape[axis]) * strides[axis]
         elif at is Ellipsis:
             axis += array.ndim - sum(part is not None and part is not Ellipsis for part in parts)
             continue
         elif at is None:
             continue
-        else:
-            offset += (int(at) if at >= 0 else int(at) + shape[axis]) * strides[axis]
+        elif at.start is not None or at.step is not None:
+            offset += at.indices(shape[axis])[0] * strides[axis]
         axis += 1
     return segment, offset
 
