@@ -19,7 +19,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -141,6 +141,9 @@ class RankStream(io.TextIOBase):
         if self._size > FLUSH_BYTES or "\n" in text or "\r" in text:
             self.flush()
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:  # type: ignore[override]
+        self.write("".join(lines))  # the base class flushes each
 
     def flush(self) -> None:
         if self._pending:

@@ -91,8 +91,9 @@ class SessionViews:
         )
 
     def complete(self, text: str, cursor: int, patience: float) -> tuple[Completion, ...]:
-        """Return completions by rank 0; none if it is busy."""
-        pool = self._ranks.running
+        """Return completions by rank 0; none if it is busy or does not run."""
+        if (pool := self._ranks.pool) is None:
+            return ()
         return pool.queries.complete(pool.handles[0], text, cursor, patience).found
 
     def activity(self) -> SessionActivity:

@@ -149,7 +149,9 @@ def _make(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[Segm
         source = SegmentSource(-1, 0, MemoryMapStrategy().name, draft)
         try:
             source.fd = os.open(draft, _FLAGS["w+"] | os.O_CLOEXEC, 0o666)
-            hold(source.fd)  # a draft that a sweep has found before cannot be renamed: that raises below
+            if not hold(source.fd):
+                source.close()
+                return _make(path, dtype, shape)
             fill(source.fd, size, memoryview(header.getvalue()))  # not of `header`: an error keeps it longer
             os.replace(draft, path)
             with contextlib.suppress(OSError):  # a file system without locks

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nbparallel.errors import ForkedRankError
+from nbparallel.errors import ForkedRankError, InvalidHandleError
 from nbparallel.sharing.lifecycle.exported_segments import MemoryPool
 from nbparallel.sharing.lifecycle.segment import (
     Block,
@@ -384,7 +384,10 @@ class Store:
         access = Access.PRIVATE if private else Access.WRITE if writable else Access.READ
         self._table.reap()
         root, start = self._table.root(handle, access, self._table.sessions.choose(broker))
-        return np.ndarray(handle.shape, dtype, root, handle.offset - start, handle.strides)
+        try:
+            return np.ndarray(handle.shape, dtype, root, handle.offset - start, handle.strides)
+        except (ValueError, TypeError, OverflowError, MemoryError) as error:
+            raise InvalidHandleError(f"numpy refuses a handle: {error}") from error
 
     @locked
     def drain(self) -> None:

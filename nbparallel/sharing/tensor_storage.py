@@ -181,8 +181,10 @@ def _open_memory(address: int) -> tuple[SegmentSource, int] | None:
         with contextlib.suppress(OSError):  # closed since, as the descriptor of the listing itself
             if os.stat(path).st_ino == place.inode:
                 source = SegmentSource(os.open(path, os.O_RDWR | os.O_CLOEXEC), 0, MAPPED_FILES)
-                source.nbytes = os.fstat(source.fd).st_size
-                return source, place.offset
+                status = os.fstat(source.fd)
+                if status.st_ino == place.inode:  # its number may be another file's by now
+                    source.nbytes = status.st_size
+                    return source, place.offset
     return None
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import array
 import enum
 import errno
+import io
 import os
 import socket
 import stat
@@ -274,6 +275,6 @@ def _read_spilled(fd: int, length: int) -> bytes:
     if not stat.S_ISREG(status.st_mode) or not status.st_size == length <= 512 * status.st_blocks:
         # a file with holes would cost its sender nothing and the receiver all its memory
         raise ProtocolError(f"a spilled frame of {length} bytes is no memory that its sender has written")
-    with open(fd, "rb", closefd=False) as file:
+    with io.open(fd, "rb", closefd=False) as file:  # noqa: UP020  user code may replace the builtin
         file.seek(0)
         return file.read(length)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -174,6 +175,12 @@ def test_call_sends_functions_of_main_and_returns_results_in_rank_order(four: Se
     assert four.call(lambda a, b: (a + b, offset), 1, 2) == [(3, 7)] * 4
     assert four.call(dict, [("a", 1)], self=2, function=3) == [{"a": 1, "self": 2, "function": 3}] * 4
     assert four.call(os.getpid) == [rank.pid for rank in four.statistics().ranks]
+
+
+def test_a_function_open_that_is_replaced_hurts_nobody(four: Session) -> None:
+    """In the notebook, as a test of the user's does; a large result comes through a file."""
+    with mock.patch("builtins.open", mock.mock_open()):
+        assert four.run("'y' * 100_000").values == ["y" * 100_000] * 4
 
 
 def test_push_and_pull_carry_arrays(four: Session) -> None:

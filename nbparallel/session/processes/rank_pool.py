@@ -233,7 +233,7 @@ class RankPool:
             self._spawn(rank)
         self._epoch_invalid = True
         ranks = [handle.rank for handle in self.handles if not handle.usable]
-        deadline = time.monotonic() + START_SECONDS
+        deadline, again = time.monotonic() + START_SECONDS, set[int]()
         interrupts.wake = self.wake
         while not all(self.handle(rank).usable for rank in ranks):
             try:
@@ -246,7 +246,10 @@ class RankPool:
                 if handle.death.refused:
                     reason = OSError(handle.death.refused, os.strerror(handle.death.refused))
                     raise start_error(f"a process for rank {handle.rank}", reason)
-                raise StartError(self._explain_exit(handle, handle.death))
+                if handle.death.code is not None or handle.rank in again:
+                    raise StartError(self._explain_exit(handle, handle.death))
+                again.add(handle.rank)  # its template died before the fork; the next one forks it
+                self._spawn(handle.rank)
             interrupts.check()
             if time.monotonic() >= deadline:
                 late = rank_list(rank for rank in ranks if not self.handle(rank).usable)

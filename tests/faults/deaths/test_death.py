@@ -207,3 +207,6 @@ def test_a_killed_template_hurts_nobody() -> None:
         os.kill(session.statistics().ranks[0].pid, signal.SIGKILL)
         wait_until(lambda: session.statistics().ranks[0].state == "dead")
         assert session.run("globals().get('x')").values == [None, 1]
+        os.kill(session.statistics().template_pid, signal.SIGKILL)
+        session.resize(3)  # which asks for a fork before the supervisor knows
+        assert session.run("globals().get('x')").values == [None, 1, None]

@@ -183,6 +183,10 @@ def test_not_even_a_handle(store):
     for thing in (None, 3, "handle", {}, store.zeros(2)):
         with pytest.raises(InvalidHandleError):
             store.attach(thing)
+    array = store.zeros(2)
+    # inside its segment, but of too many elements
+    with pytest.raises(InvalidHandleError, match="numpy refuses"):
+        store.attach(store.handle(array)._replace(shape=(1 << 62, 4), strides=(0, 0)))
 
 
 def test_a_hold_is_given_back_after_a_refusal(exchange):
