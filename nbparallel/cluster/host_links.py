@@ -73,15 +73,19 @@ class HostLinks:
 
     async def _serve(self, door: socket.socket, task: int, hosts: Sequence[str]) -> None:
         """Pass on the frames of this host's node, until the last."""
+        waiting = set(hosts) - {self._host}
         with contextlib.suppress(OSError, EOFError):  # the task has failed: the kernel notifies the others
             while True:
                 to, kind, length = DOOR_HEAD.unpack(await receive_all(door, DOOR_HEAD.size))
                 await self._send(hosts[to], task, kind, await receive_all(door, length))
+                waiting -= {hosts[to]} if kind == MailKind.ENDED else set()
         with contextlib.suppress(OSError):
             door.shutdown(socket.SHUT_RDWR)  # what is being delivered ends
         async with self._delivering:
             self._door = None if self._door is door else self._door
             door.close()
+        for name in waiting:  # a task that failed has sent no end, and others wait for it
+            await self._send(name, task, MailKind.ENDED, b"")
 
     async def _send(self, name: str, task: int, kind: int, payload: Any) -> None:
         if name in self._connections:

@@ -85,7 +85,8 @@ BUILT = frozenset({
     "split",
 })  # fmt: skip
 """What users call; others work inside a host."""
-_ALIKE = frozenset({Operation.broadcast, Operation.all_gather, Operation.scan, Operation.exscan})
+_SCANS = frozenset({Operation.scan, Operation.exscan})
+_ALIKE = _SCANS | {Operation.broadcast, Operation.all_gather}
 """Movements of which all ranks take the same values."""
 
 
@@ -198,7 +199,8 @@ class HostOperations:
         operator, values = movements.checked_parts(parts, whole, op, output, rank)
         mine = values[rank]
         if not isinstance(mine, np.ndarray):
-            return self._combine(local, operation, operator, values, until)
+            total = self._combine(local, operation, operator, values, until)
+            return total if output is None else movements.into_operand(output, total)
         shape = whole.shape if whole is not None else tuple(array.shape for array in values)
         flat = np.concatenate([array.reshape(-1) for array in values], dtype=mine.dtype)
         self._combine(local, operation, operator, flat, until, shape=shape)
@@ -228,6 +230,10 @@ class HostOperations:
     def _perform(self, local: GroupCollectives, call: movements.Call, until: int | None) -> Any:
         """Meet, move values as a call says, and return what it does."""
         movement, complete = call
+        if movement.operation in _SCANS and not isinstance(movement.values[0], np.ndarray):
+            mine, label = movement.values[0], movement.fingerprint  # a number travels with the call
+            calls = self._meet(local, movement.operation, label, until, value=mine)
+            return complete([calls[source].value for source in movement.sources])
         outputs, expected = movement.outputs, {at: _form(array) for at, array in movement.outputs.items()}
         brought = tuple(map(_form, movement.values))
         self._meet(local, movement.operation, movement.fingerprint, until, brought=brought, expected=expected)

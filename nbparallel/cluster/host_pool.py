@@ -99,8 +99,7 @@ class HostPool:
 
     # what is not said here as in `ElasticPool` and `RankPool`
 
-    broker = None
-    """No memory is shared with a host."""
+    broker = None  # no memory is shared with a host
 
     def __init__(
         self, cluster: DaskCluster, place: HostPlace, start_method: str, names: NameDelivery,
@@ -108,8 +107,7 @@ class HostPool:
     ) -> None:  # fmt: skip
         self.cluster, self.place, self.start_method = cluster, place, start_method
         self.ranks = range(place.world_size)
-        self.pool: HostPool | None = None
-        """Itself, when the ranks run."""
+        self.pool: HostPool | None = None  # itself, when the ranks run
         self.starting: tuple[int, ...] = ()  # the ranks that are being started
         self.store: Store = BY_VALUE
         self.messages: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
@@ -236,8 +234,7 @@ class HostPool:
             if abandoned.is_set():
                 made.release()
 
-        for host in places:
-            self._begun.pop(host, None)
+        self._begun = {host: begun for host, begun in self._begun.items() if host not in places}
         mine = versions().items()
         starts = {host: (place, self.start_method) for host, place in places.items()}
         start = partial(self.ask, "start", starts, START_SECONDS)

@@ -15,19 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nbparallel import errors, sharing
+from nbparallel.cluster import host_messages as messages
 from nbparallel.cluster.host_mail import HostMail
-from nbparallel.cluster.host_messages import (
-    INLINE,
-    SAME_ERRORS,
-    FailureNotice,
-    HostClock,
-    HostReport,
-    HostTask,
-    failed_outcome,
-    lost_outcomes,
-    send_message,
-    versions,
-)
+from nbparallel.cluster.host_messages import HostReport, HostTask
 from nbparallel.cluster.host_place import HostPlace
 from nbparallel.distributed.runtime.failures import first_failure
 from nbparallel.distributed.runtime.shared_arrays import decode_handle
@@ -35,7 +25,7 @@ from nbparallel.errors import label_of_rank, rank_list
 from nbparallel.session.interrupts import InterruptCounter
 from nbparallel.session.output import TaskOutput
 from nbparallel.session.processes.elastic_pool import ElasticPool
-from nbparallel.session.processes.launch import SupervisorLaunch
+from nbparallel.session.processes.launch import SupervisorLaunch, check_world_size
 from nbparallel.session.processes.rank_handle import RankDeath, RankHandle
 from nbparallel.session.processes.rank_pool import RankPool
 from nbparallel.session.results import CellRecord
@@ -98,7 +88,7 @@ class NodeOutput(TaskOutput):
         """Send what there is, in order; the lock is held."""
         if self._items:
             items, self._items = self._items, []
-            send_message(self._port.emit, "output", self.number, items)
+            messages.send_message(self._port.emit, "output", self.number, items)
 
     def _send_folded(self) -> None:
         with self._changed:
@@ -126,8 +116,7 @@ class NodeArrays:
 
     def __init__(self) -> None:
         self._held: dict[int, npt.NDArray[Any]] = {}
-        self._handles: dict[int, ArrayHandle] = {}
-        """Of all that ranks may have."""
+        self._handles: dict[int, ArrayHandle] = {}  # of all that ranks may have
 
     def lack(self, wanted: Sequence[ArrayHandle], broker: Any) -> list[int]:
         """Hold arrays, and return the numbers of those that have to be sent: there is memory for them."""
@@ -180,14 +169,13 @@ class Node(Session):
         super().__init__(1, launch=launch)  # until it gets its place
         self.port = port
         self._failing = threading.Lock()
-        self._told: tuple[int, FailureNotice | None] = 0, None
+        self._told: tuple[int, messages.FailureNotice | None, bool] = 0, None, False
         self._arrays = NodeArrays()
         self._run: TaskRun | None = None
         self._epoch = 0
-        self._mail: HostMail | None = None
-        """Of the last task in which messages crossed hosts."""
+        self._mail: HostMail | None = None  # of the last task in which messages crossed hosts
         self._revived: set[int] = set()
-        self._clock: HostClock | None = None
+        self._clock: messages.HostClock | None = None
         """Of the task of which ranks' notes are kept; None: no messages crossed hosts in it."""
         self._report = b""
 
@@ -208,12 +196,13 @@ class Node(Session):
 
     # calls --------------------------------------------------------------------------------------------
 
-    _on_hello = staticmethod(versions)
+    _on_hello = staticmethod(messages.versions)
 
     def _on_start(self, place: HostPlace, start_method: str) -> None:
         """Start the ranks; what only few tasks need is imported after that."""
-        self._ranks.place, self._ranks.start_method = place, start_method
         label_of_rank.set(place.label_of)
+        check_world_size(len(place.ranks))  # this session was made with one
+        self._ranks.place, self._ranks.start_method = place, start_method
         self.take_revived()
         threading.Thread(target=_load, name="nbparallel-imports", daemon=True).start()
 
@@ -230,7 +219,7 @@ class Node(Session):
 
     def _on_look(self) -> None:
         """Show that this node and its connection work, by an event as output is."""
-        send_message(self.port.emit, "here")
+        messages.send_message(self.port.emit, "here")
 
     def take_revived(self) -> list[int]:
         """Start what does not run; return which ranks had died since the last time, with their variables."""
@@ -250,11 +239,11 @@ class Node(Session):
     def _on_event(self, _: RankHandle | None, message: Any) -> None:
         """Pass on that a rank has died or failed; in the event loop's thread."""
         if isinstance(message, RankDeath) and not self.closed:
-            send_message(self.port.emit, "died")
+            messages.send_message(self.port.emit, "died")
         elif isinstance(message, Outcome) and not message.ok:
             label_of_rank.set(self.place.label_of)  # of this thread's messages
-            notice = self.first_failure(message.number) or FailureNotice.of(message)
-            send_message(self.port.emit, "failed", message.number, notice)
+            notice = self.first_failure(message.number) or messages.FailureNotice.of(message)
+            messages.send_message(self.port.emit, "failed", message.number, notice)
 
     def rename_hosts(self, hosts: tuple[str, ...]) -> None:
         """Have the messages of this host's ranks, from the next task on, name the hosts as they are now."""
@@ -283,12 +272,12 @@ class Node(Session):
             report = self._report_of(task, output, begun)
         except BaseException as error:  # noqa: BLE001  whatever it is, the kernel waits for it
             internal = errors.InternalError(f"host {self.place.name}: {type(error).__name__}: {error}")
-            report = HostReport(lost_outcomes(task.number, task.tasks, internal))
+            report = HostReport(messages.lost_outcomes(task.number, task.tasks, internal))
         output.close()
         begun.set()
         self._report = pickle.dumps(report, 5)
-        inline = self._report if len(self._report) <= INLINE else b""
-        send_message(self.port.emit, "ended", task.number, inline)
+        inline = self._report if len(self._report) <= messages.INLINE else b""
+        messages.send_message(self.port.emit, "ended", task.number, inline)
 
     def _report_of(self, task: HostTask, output: TaskOutput, begun: threading.Event) -> HostReport:
         """Perform one task of the kernel's; sets `begun` when interrupts reach it."""
@@ -302,7 +291,7 @@ class Node(Session):
             if late := sorted(self._revived.intersection(task.tasks)):  # the kernel took them for alive
                 why = f"{rank_list(late)} died before the cell began, and no rank of the host has begun it"
                 error = errors.RankDiedError(f"{why}: run it again", rank=late[0])
-                return HostReport(lost_outcomes(task.number, task.tasks, error))
+                return HostReport(messages.lost_outcomes(task.number, task.tasks, error))
             notes, broker = self._ranks.take_notes(), pool.broker
             tasks = {rank: self._arrays.localise(part, broker) for rank, part in task.tasks.items()}
             mail = None
@@ -318,9 +307,9 @@ class Node(Session):
             try:
                 with self._failing:
                     self._run = run
-                    number, notice = self._told
+                    number, notice, ends = self._told
                 if number == task.number and notice is not None:  # before the ranks of this host had begun
-                    self.peer_failed(number, notice)
+                    self.peer_failed(number, notice, ends=ends)
                 self._tasks.await_ranks(run, interrupts)
                 if mail is not None:
                     mail.close()  # the memory that it had attached is returned with the report
@@ -347,18 +336,19 @@ class Node(Session):
         failure, failed = partial(self.first_failure, number), partial(self.peer_failed, number, ends=False)
         return HostMail(self.place, pool.ensure_epoch(), self._mail, door, failure, attach, failed)
 
-    def notes(self, task: int) -> tuple[CellRecord, HostClock | None] | None:
+    def notes(self, task: int) -> tuple[CellRecord, messages.HostClock | None] | None:
         """Return what ranks have noted of a task, and by which clock; None if it was not the last one."""
         record = self._tasks.record
         return None if record is None or record.task != task else (record, self._clock)
 
-    def peer_failed(self, number: int, notice: FailureNotice, *, ends: bool = True) -> None:
+    def peer_failed(self, number: int, notice: messages.FailureNotice, *, ends: bool = True) -> None:
         """Act on the failure of a rank of another host: those that run this task end it soon, if it `ends`.
 
         It is recorded where ranks look whose operations need that rank; the next task has another segment.
         """
         with self._failing:
-            self._told, run = (number, notice), self._run
+            ends = ends or (self._told[0] == number and self._told[2])
+            self._told, run = (number, notice, ends), self._run
             if run is not None and run.request.number == number:
                 run.pool.invalidate_epoch()
                 run.control.write_failure(notice.rank, notice.kind, number, notice.rank, notice.text)
@@ -366,7 +356,7 @@ class Node(Session):
                     run.escalation.record_failure()
                 run.rank_pool.wake()
 
-    def first_failure(self, number: int) -> FailureNotice | None:
+    def first_failure(self, number: int) -> messages.FailureNotice | None:
         """Return what went wrong first in a task; None if that is not known, or it has ended."""
         with self._failing:
             run, ranks = self._run, self.place.ranks
@@ -374,8 +364,8 @@ class Node(Session):
                 return None
             if (error := first_failure(run.control, ranks)) is None:
                 return None
-            kind = SAME_ERRORS[type(error).__name__]
-            return FailureNotice(kind, getattr(error, "rank", ranks[0]), str(error))
+            kind = messages.SAME_ERRORS[type(error).__name__]
+            return messages.FailureNotice(kind, getattr(error, "rank", ranks[0]), str(error))
 
 
 def _load() -> None:
@@ -388,7 +378,7 @@ def _make_report(run: TaskRun, pool: RankPool) -> HostReport:
     outcomes = [_portable(outcome, pool) for outcome in run.outcomes.values()]
     for rank, end in run.deaths.items():
         failure = death_failure(run.handles[rank], end, run.control)
-        outcomes.append(failed_outcome(run.request.number, failure))
+        outcomes.append(messages.failed_outcome(run.request.number, failure))
     sharing.current_store().drain()
     steps, notes = run.escalation, tuple(run.request.notes)
     freed = frozenset(steps.interrupted_for_peer)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
@@ -75,9 +76,14 @@ def main(fd: str, doors: str, parent: str, host: str) -> None:
             _end_with(int(parent), sock)
             port.send("reply")
             port.serve(node.handle)
+        except BaseException:
+            traceback.print_exc()  # the parent shows the end of it
+            raise
         finally:
-            node.stop()
-            os._exit(0)
+            try:
+                node.stop()
+            finally:
+                os._exit(int(sys.exc_info()[0] is not None))
 
 
 def _end_with(parent: int, sock: socket.socket) -> None:

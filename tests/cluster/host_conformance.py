@@ -171,10 +171,12 @@ dist.monitored_barrier()
         """They travel with the calls; ints stay exact."""
         cell = """
 parts = reduce_scatter([rank * 10 + i for i in range(4)])
-(all_reduce(rank + 2**70), all_reduce(rank, 'max'), all_reduce(rank / 2, 'avg'), reduce(rank, 3), parts)
+o = np.zeros(1); dist.reduce_scatter(o, [rank * 10 + i for i in range(4)])
+parts = parts, o[0]
+(all_reduce(rank + 2**70), all_reduce(rank, 'max'), all_reduce(rank / 2, 'avg'), reduce(rank, 3), *parts)
 """
         assert self.values(hosts, cell) == [
-            (6 + 4 * 2**70, 3, 0.75, 6 if rank == 3 else None, 60 + 4 * rank) for rank in range(4)
+            (6 + 4 * 2**70, 3, 0.75, 6 if rank == 3 else None, *2 * (60 + 4 * rank,)) for rank in range(4)
         ]
 
     @pytest.mark.parametrize("size", SIZES)

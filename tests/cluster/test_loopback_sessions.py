@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nbparallel as nbp
-from nbparallel.cluster import node
+from nbparallel.cluster import host_messages
 from nbparallel.errors import HostBoundaryError, ParallelError
 from nbparallel.testing.processes import read
 from nbparallel.testing.waiting import wait_until
@@ -138,9 +138,11 @@ def test_a_dead_rank_is_named_and_comes_back(hosts: nbp.Session) -> None:
 
 def test_a_death_of_which_no_event_has_come_yet(hosts: nbp.Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """What became of the cell tells it as well: the event comes from another thread of the node."""
-    send = node.send_message
+    send = host_messages.send_message
     monkeypatch.setattr(
-        node, "send_message", lambda emit, kind, *rest: None if kind == "died" else send(emit, kind, *rest)
+        host_messages,
+        "send_message",
+        lambda emit, kind, *rest: None if kind == "died" else send(emit, kind, *rest),
     )
     names = {"a": 5}
     hosts.run("a", namespace=names)

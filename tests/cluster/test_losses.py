@@ -14,7 +14,8 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.cluster.node import Node
-from nbparallel.errors import HostLostError, ParallelError
+from nbparallel.errors import HostLostError, ParallelError, StartError
+from nbparallel.session.processes import launch
 from nbparallel.testing.waiting import wait_until
 from tests.cluster.sink import Sink
 from tests.harness.clusters import Loopback, session_messages
@@ -146,6 +147,26 @@ def test_a_host_that_cannot_start_its_ranks(cluster: Loopback, monkeypatch: pyte
         session.start()
     assert all(each.ended for each in cluster.nodes.values())
     session.stop()
+
+
+def test_more_ranks_than_a_host_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before they start."""
+    monkeypatch.setattr(launch, "MOST_RANKS", 1)
+    refused = pytest.raises(StartError, match="ValueError: 2 ranks do not fit this machine")
+    with refused, nbp.Session(cluster=Loopback(["a", "b"], cpus=2)):
+        pass
+
+
+def test_a_supervisor_that_dies_where_others_go_on(cluster: Loopback) -> None:
+    """The cell ends: its host, whose ranks have failed, has no more messages for the others."""
+    with nbp.Session(cluster=cluster) as session:
+        session.run("pass")
+        pid = session.run("import os; os.getppid()", ranks=[1]).values[1]
+        pending = session.submit("import time; time.sleep(10 * rank)", on_error="continue")
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ParallelError, match="supervisor"):
+            pending.result(20)
 
 
 @pytest.mark.parametrize("what", ["system", "Python", "nbparallel", "numpy"])

@@ -52,8 +52,7 @@ class DaskAnchor:
     def __init__(self, key: str, host: str, address: str, future: Any) -> None:
         self.key, self.host, self.address, self.future = key, host, address, future
         self.released = self.given_up = False
-        self.ended = "the host is lost"
-        """The error of calls to it once it is released."""
+        self.ended = "the host is lost"  # the error of calls to it once it is released
 
     def release(self, *, give_up: bool = False) -> None:
         """End the node, and everything that it has started; does not wait (idempotent).
@@ -84,10 +83,8 @@ class DaskCluster:
         self._topic = f"nbp-{secrets.token_hex(6)}"
         self._anchors: dict[str, DaskAnchor] = {}
         self._count = itertools.count()
-        self._scheduler = ""
-        """Its id: it has another one after a restart."""
-        self._handler: Any = None
-        """The session's `HostPool`."""
+        self._scheduler = ""  # its id: it has another one after a restart
+        self._handler: Any = None  # the session's `HostPool`
         self._watches: list[tuple[DaskAnchor, concurrent.futures.Future[None]]] = []
         try:
             self._on_loop(asyncio.sleep(0)).result(LOOP_SECONDS)
