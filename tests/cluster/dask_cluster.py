@@ -124,7 +124,8 @@ class DaskProcesses:
     def _start(self, name: str, *words: str, environment: Mapping[str, str] | None = None) -> None:
         with open(f"{self.folder.name}/{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*self.prefix(name), sys.executable, "-m", "dask", *words],
+                # a run of tests that is killed takes its cluster along
+                ["setpriv", "--pdeathsig", "KILL", *self.prefix(name), sys.executable, "-m", "dask", *words],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
