@@ -280,11 +280,6 @@ class Communicator(
         """The ranks that the cell runs on."""
         return self._context.cell.ranks
 
-    @property
-    def wait_ns(self) -> int:
-        """How long this rank has waited for others in this epoch."""
-        return self._context.waiter.wait_ns
-
     def spent(self) -> tuple[int, int]:
         """Return how long this rank has waited in this epoch, and moved data in this cell."""
         return self._context.waiter.wait_ns, 0 if self._tracer is None else self._tracer.moving_ns

@@ -100,7 +100,7 @@ class TaskReport:
 
     def _wait_ns(self) -> int:
         communicator = self._state.communicator
-        return 0 if communicator is None else communicator.wait_ns
+        return 0 if communicator is None else communicator.spent()[0]
 
     def outcome(self) -> tuple[Outcome, object]:
         """Return the message for the kernel, and what must stay alive until the kernel has loaded it."""

@@ -69,7 +69,7 @@ class RankTimeline:
     wait_ns: int
     """Time that it waited for other ranks, in all operations."""
     moving_ns: int
-    """Time in the operations that were noted, waits excluded."""
+    """Time in operations, waits excluded; of those that were only counted by estimate."""
     noted: tuple[Noted, ...]
     """The operations that were noted one by one, in order."""
     statements: tuple[tuple[int, int], ...]

@@ -41,9 +41,9 @@ def timeline_of(session: Session, cell: str, **names: Any) -> Timeline:
             "rank 1 computed .*: deal the work .* nbp.map",
         ),
         (
-            "for i in range(3000): all_reduce(1.0)",
+            "for i in range(20_000): all_reduce(1.0)",
             "all_reduce(np.ones(3000))\ntime.sleep(0.2)",
-            "3,000 small operations a rank took .* %.*, mostly all_reduce on line 1: .* in an array",
+            "20,000 small operations a rank took .* %.*, mostly all_reduce on line 1: .* in an array",
         ),
         (
             "x = np.ones(2_000_000)\nfor i in range(40): all_reduce(x)",
@@ -101,13 +101,13 @@ REPEATED = "all ranks have the same {} then: compute it once"
     ("fault", "cure", "words"),
     [
         (
-            "table = np.cumsum(np.sin(np.arange(3_000_000)))\nbarrier()",
-            "table = np.cumsum(np.sin(np.arange(rank, 6_000_000, 2)))\nbarrier()",
+            "table = np.cumsum(np.sin(np.arange(9_000_000)))\nbarrier()",
+            "table = np.cumsum(np.sin(np.arange(rank, 18_000_000, 2)))\nbarrier()",
             rf"line 1 took \d+ % of the time, and {REPEATED.format('table')}",
         ),
         (
-            "total = 0.5\nfor step in range(600_000):\n    total += step",
-            "total = 0.5\nfor step in range(600_000):\n    total += step * rank",
+            "total = 0.5\nfor step in range(3_000_000):\n    total += step",
+            "total = 0.5\nfor step in range(3_000_000):\n    total += step * rank",
             rf"line 2 took \d+ % of the time, and {REPEATED.format('total')}",
         ),
         (

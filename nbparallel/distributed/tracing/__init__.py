@@ -14,7 +14,8 @@ Off by default: a rank of a session enables it (`Communicator.record`).
 
 What the tracer counts it publishes in the control segment (`TimingRecord`) when an operation begins and
 ends, for readers while the cell runs.  Calls without the tracer are counted by what
-`RankContext.operations` has grown by between two traced ones.
+`RankContext.operations` has grown by between two traced ones, each as long as the traced short ones were on
+average: else a cell of nothing but small operations would seem to compute.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class OperationTracer:
         self._statements: deque[tuple[int, int]] = deque(maxlen=KEPT_STATEMENTS)
         self._traced_count = self._unseen = self._waits = self._short = 0
         self._counted_at = 0  # context.operations when `_unseen` was right
-        self._removed = self._uncounted = False
+        self._removed = False
         self._began_ns = self._ended_ns = self._moving_ns = self._wait_ns = 0
+        self._short_count = self._short_ns = 0  # of short operations of the statement that were traced
         self._inside, self._awaited = True, -1  # no cell runs
         observers.add(self, operations, inside=True)
 
@@ -100,29 +102,31 @@ class OperationTracer:
         self._statements.clear()
         self._traced_count = self._unseen = self._waits = self._moving_ns = self._context.private_nbytes = 0
         self._inside, self._awaited = False, -1
-        self._uncounted = False
         self._counted_at = self._context.operations
         self._install(SHORT)
         self._began_ns = _clock()
 
     @property
     def moving_ns(self) -> int:
-        """How long this rank has moved data in this cell, as far as operations are noted."""
-        return max(0, self._moving_ns)  # a wait inside of a wait counts twice
+        """How long this rank was in operations of this cell and did not wait; untraced ones are estimated."""
+        unseen = 0 if self._inside else self._context.operations - self._counted_at
+        # a wait inside of a wait counts twice
+        return max(0, self._moving_ns) + unseen * self._short_ns // max(1, self._short_count)
 
     def at_line(self, line: int) -> None:
         """Record the beginning of a statement."""
         self._statements.append((line, _clock()))
         self._install(SHORT)
-        if self._uncounted:
-            self._count()
+        self._count()
+        self._short_count = self._short_ns = 0
 
     def end(self) -> None:
         """Stop tracing until the next cell."""
-        self._ended_ns, self._inside = _clock(), True
-        self._wait_ns = self._context.wait_ns
-        self._words[self._timing + TIMING_INSIDE] = 0
+        self._ended_ns, self._wait_ns = _clock(), self._context.wait_ns
+        self._install(SHORT)
         self._count()
+        self._inside = True
+        self._words[self._timing + TIMING_INSIDE] = 0
 
     def take(self) -> RankTimeline:
         """Return the notes on the cell that has ended."""
@@ -139,7 +143,7 @@ class OperationTracer:
             operations=operations,
             omitted=max(0, operations - len(noted)),
             wait_ns=self._wait_ns,
-            moving_ns=max(0, self._moving_ns),
+            moving_ns=self.moving_ns,
             noted=tuple(self._settled()),
             statements=tuple(self._statements),
             private_nbytes=self._context.private_nbytes,
@@ -180,7 +184,7 @@ class OperationTracer:
             self._observers.add(self, QUICK, inside=True)
 
     def _remove(self) -> None:
-        self._removed = self._uncounted = True
+        self._removed = True
         self._words[self._timing + TIMING_UNCOUNTED] = 1
         self._observers.remove(self, QUICK)
 
@@ -188,10 +192,10 @@ class OperationTracer:
         """Count what was called without the tracer, between two operations, and publish the number."""
         called, words, timing = self._context.operations, self._words, self._timing
         self._unseen += called - self._counted_at
+        words[timing + TIMING_MOVING] = self._moving_ns = self.moving_ns
         self._counted_at = called
-        words[timing + TIMING_MOVING] = self.moving_ns
         words[timing + TIMING_OPERATIONS] = self._traced_count + self._unseen
-        words[timing + TIMING_UNCOUNTED] = self._uncounted = False
+        words[timing + TIMING_UNCOUNTED] = self._removed
 
     def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return an operation that is traced: it only stores, and `take` interprets what it stored."""
@@ -206,9 +210,8 @@ class OperationTracer:
         def recorded(*args: Any, **options: Any) -> Any:
             if self._inside:  # an operation that is made of others counts once
                 return method(*args, **options)
-            unseen = context.operations - self._counted_at
-            if unseen:
-                self._unseen += unseen
+            if context.operations != self._counted_at:
+                self._count()
             self._inside, self._awaited, self.state = True, -1, None
             former, waited, nbytes, failed = protocol.number, waiter.wait_ns, context.nbytes, True
             context.former_wait_ns = waited
@@ -237,12 +240,13 @@ class OperationTracer:
                 self._counted_at = context.operations
                 if slept:
                     context.write_timing()
-                if self._uncounted and not self._removed:
-                    words[timing + TIMING_UNCOUNTED] = self._uncounted = False
             if end - begin >= SHORT_NS:
                 words[moving] = self.moving_ns
             elif quick:
                 self._short -= 1
+                if self._short < SHORT // 2:  # caches are warm
+                    self._short_count += 1
+                    self._short_ns += end - begin - slept
                 if self._short <= 0:
                     self._remove()
             return value
