@@ -221,7 +221,8 @@ class ItemMap:
         self._observers = (PROFILE,) * profile
         self.go_on = self._return_errors and timeout is not None
         by_index = type(items) is range or (type(items) is np.ndarray and not items.dtype.hasobject)
-        self._items = cast(Sequence[Any], items if by_index else list(items))
+        # `list` would look for no interrupt while it takes endless items of `itertools`
+        self._items = cast(Sequence[Any], items if by_index else [item for item in items])  # noqa: C416
         self._function, self._by_index, self.count = function, by_index, len(self._items)
         self._progress, self._number, self._looked = progress, 0, 0.0
         self._bar: ProgressBar | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -475,7 +476,10 @@ def test_who_leaves_the_loop_ends_the_map(two: Session) -> None:
 
 
 def test_an_interrupt_ends_an_imap(two: Session) -> None:
-    """In the wait for a result it raises KeyboardInterrupt, with what was not yielded; the ranks are free."""
+    """In the wait for a result it raises KeyboardInterrupt, with what was not yielded; the ranks are free.
+
+    It ends a look at endless items too: `list` sees no signal while it takes them from C code.
+    """
     begun = nbp.zeros(2)
 
     def work(item: int) -> int:
@@ -494,4 +498,8 @@ def test_an_interrupt_ends_an_imap(two: Session) -> None:
     with pytest.raises(KeyboardInterrupt, match=r"2 of 3 items were done: .*not yielded") as caught:
         next(results)
     assert caught.value.result == {2: 2}  # type: ignore[attr-defined]
+    numbers, late = iter(range(10**8)), f"sleep 0.2; kill -INT {parent}"
+    with pytest.raises(KeyboardInterrupt), subprocess.Popen(["sh", "-c", late]):
+        two.map(abs, numbers)
+    assert next(numbers) < 10**8
     assert two.map(abs, [-1]) == [1]
