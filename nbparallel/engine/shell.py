@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import re
@@ -22,7 +23,7 @@ from traitlets import Integer, Type, default
 
 from nbparallel.distributed.runtime.call_site import show_warnings_at_callers
 from nbparallel.engine.output import RankOutput
-from nbparallel.transfer.cell_sources import label_of
+from nbparallel.transfer.cell_sources import label_of, source_label
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -291,18 +292,21 @@ class RankShell(InteractiveShell):
 
     def lines_of(self, error: BaseException) -> list[str]:
         """Return the parts of an error's traceback, in the notebook's colours; the error's own code runs."""
+        # IPython asks for the module of each frame, and for one of a cell `inspect` looks at all modules
+        inspect.modulesbyfile.update(
+            (name, "__main__")
+            for cell in linecache.cache if source_label(cell)
+            for name in (cell, os.path.abspath(cell))
+        )  # fmt: skip
         try:
-            lines: list[str]
             if isinstance(error, SyntaxError):
-                lines = self.SyntaxTB.structured_traceback(type(error), error, None)
-            else:
-                lines = self.InteractiveTB.structured_traceback(
-                    type(error), error, error.__traceback__, tb_offset=0
-                )
+                return list(self.SyntaxTB.structured_traceback(type(error), error, None))
+            return list(
+                self.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=0)
+            )
         finally:
             self.InteractiveTB.tb = None  # it would keep the frames, and all arrays that they hold
             _forget_parsed()
-        return lines
 
     def ask_exit(self) -> None:
         raise SystemExit

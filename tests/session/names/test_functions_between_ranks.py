@@ -5,22 +5,12 @@ import pytest
 
 import nbparallel as nbp
 from nbparallel.errors import ParallelError
-from nbparallel.session import Session
-
-
-@pytest.fixture(scope="module")
-def session():
-    """Return a session of two ranks."""
-    with Session(2) as session:
-        session.run("pass", namespace={})  # the control segment is there before the first leak check
-        yield session
 
 
 @pytest.fixture
-def run(session):
-    """Return what runs a cell and returns its values; ranks forget their names afterwards."""
-    yield lambda cell: list(session.run(cell, namespace={}).values)
-    session.run("%reset -f", namespace={})
+def run(two_ranks):
+    """Return what runs a cell and returns its values."""
+    return lambda cell: list(two_ranks.run(cell, namespace={}).values)
 
 
 SEND = "send(who, 1) if rank == 0 else None\n"
@@ -70,16 +60,15 @@ got()
     ]
 
 
-def test_arrays_of_the_notebook_that_come_along_are_the_same_memory(session):
+def test_arrays_of_the_notebook_that_come_along_are_the_same_memory(two_ranks):
     """With the rights that the sender has: read-only, or writable where the notebook shares it."""
     notebook = {"x": np.arange(100_000.0), "w": nbp.share(np.zeros(100_000))}
-    session.run(
+    two_ranks.run(
         "def who():\n    w[0] += rank + 1\n    return x[5], x.flags.writeable", ranks=[0], namespace=notebook
     )
-    assert session.run("'x' in globals(), 'w' in globals()", namespace={}).values[1] == (False, False)
-    assert list(session.run(f"{SEND}{RECEIVE}got()", namespace={}).values) == [(5.0, False)] * 2
+    assert two_ranks.run("'x' in globals(), 'w' in globals()", namespace={}).values[1] == (False, False)
+    assert list(two_ranks.run(f"{SEND}{RECEIVE}got()", namespace={}).values) == [(5.0, False)] * 2
     assert notebook["w"][0] == 3.0
-    session.run("%reset -f", namespace={})
 
 
 def test_names_that_the_receiver_has_are_not_replaced_and_need_not_travel(run):
@@ -173,10 +162,10 @@ sorted({{f() for f in got}})
     assert run(cell) == [[0], [101]]
 
 
-def test_a_name_that_came_along_is_an_ordinary_name(session, run):
+def test_a_name_that_came_along_is_an_ordinary_name(two_ranks, run):
     """The notebook's value of such a name replaces it, with a line that says so."""
     run(f"if rank == 0:\n    extra = 1\n    def who(): return extra\n{SEND}{RECEIVE}")
     assert run("got()") == [1, 1]
-    result = session.run("got(), extra", namespace={"extra": 2})
+    result = two_ranks.run("got(), extra", namespace={"extra": 2})
     assert list(result.values) == [(2, 2), (2, 2)]
     assert any("extra was replaced" in note for note in result.notes)
