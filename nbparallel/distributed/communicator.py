@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nbparallel.distributed.api.data_movement import DataMovement
 from nbparallel.distributed.api.data_parallel import AssertSame, DataParallel
@@ -76,6 +76,8 @@ class Communicator(
     rank: int
     world_size: int
     epoch: int
+    traced: ClassVar[tuple[str, ...]]
+    """The operations that the timeline shows."""
 
     def __init__(
         self,
@@ -284,11 +286,6 @@ class Communicator(
         """Return how long this rank has waited in this epoch, and moved data in this cell."""
         return self._context.waiter.wait_ns, 0 if self._tracer is None else self._tracer.moving_ns
 
-    @property
-    def traced(self) -> tuple[str, ...]:
-        """The operations that the timeline shows."""
-        return TRACED
-
     def release(self) -> None:
         """Release sent memory that receivers have taken over; the engine calls it when it is idle."""
         self._sender.release()
@@ -326,7 +323,7 @@ OPERATIONS: tuple[str, ...] = tuple(
     name for family in Communicator.__mro__[1:-1] for name in vars(family) if not name.startswith("_")
 )
 """Every operation: the public methods of the families above."""
-TRACED = tuple(name for name in OPERATIONS if name not in UNTRACED)
+TRACED = Communicator.traced = tuple(name for name in OPERATIONS if name not in UNTRACED)
 _living: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 

@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.compilerop import CachingCompiler
@@ -154,8 +155,7 @@ class RankDisplayHook(DisplayHook):
             self.fill_exec_result(result)
 
     def write_output_prompt(self) -> None:
-        # the kernel writes the label
-        pass
+        """Leave the label to the kernel."""
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: Any = None) -> None:
         self.shell.value_text = str(format_dict.get("text/plain", ""))
@@ -163,8 +163,7 @@ class RankDisplayHook(DisplayHook):
             self.shell.output.display("result", format_dict, md_dict or {})
 
     def log_output(self, format_dict: Any) -> None:
-        # a rank keeps no log
-        pass
+        """Keep no log."""
 
 
 class CellLoop:
@@ -293,11 +292,12 @@ class RankShell(InteractiveShell):
     def lines_of(self, error: BaseException) -> list[str]:
         """Return the parts of an error's traceback, in the notebook's colours; the error's own code runs."""
         # IPython asks for the module of each frame, and for one of a cell `inspect` looks at all modules
-        inspect.modulesbyfile.update(
-            (name, "__main__")
-            for cell in linecache.cache if source_label(cell)
-            for name in (cell, os.path.abspath(cell))
-        )  # fmt: skip
+        with suppress(FileNotFoundError):  # the working directory has been removed
+            inspect.modulesbyfile.update(
+                (name, "__main__")
+                for cell in list(linecache.cache) if source_label(cell)
+                for name in (cell, os.path.abspath(cell))
+            )  # fmt: skip
         try:
             if isinstance(error, SyntaxError):
                 return list(self.SyntaxTB.structured_traceback(type(error), error, None))

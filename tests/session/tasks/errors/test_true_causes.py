@@ -71,6 +71,13 @@ def test_a_recursion_without_end_stays_what_it_is(session: Session) -> None:
     assert max(session.run("inspect.ismodule = plain\nlen(seen)").values) < 100_000
 
 
+def test_an_error_where_the_directory_is_gone(session: Session) -> None:
+    """The exception is whole, though no path can be made absolute."""
+    session.run("import os, tempfile; here = os.getcwd(); os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())")
+    assert isinstance(error_of(session, "1 / 0"), ZeroDivisionError)
+    session.run("os.chdir(here)")
+
+
 def test_a_keyboard_interrupt_of_its_own(session: Session) -> None:
     """It is an error of that rank, with the reason that no interrupt came; others are released by it."""
     with pytest.raises(ParallelError) as caught:
