@@ -73,7 +73,7 @@ def test_a_recursion_without_end_stays_what_it_is(session: Session) -> None:
 
 def test_an_error_where_the_directory_is_gone(session: Session) -> None:
     """The exception is whole, though no path can be made absolute."""
-    session.run("import os, tempfile; here = os.getcwd(); os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())")
+    session.run("import os, tempfile; here, at = os.getcwd(), tempfile.mkdtemp(); os.chdir(at); os.rmdir(at)")
     assert isinstance(error_of(session, "1 / 0"), ZeroDivisionError)
     session.run("os.chdir(here)")
 
