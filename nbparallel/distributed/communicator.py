@@ -126,8 +126,6 @@ class Communicator(
 
     def record(self) -> None:
         """Note from the next cell on when its statements and operations begin and end (`timeline`)."""
-        if self._tracer is not None:
-            self._tracer.close()
         self._tracer = OperationTracer(TRACED, self.observers, self._context, self._world)
         self._on_operation = self._tracer
         self._context.waited = self._tracer.waited
@@ -284,7 +282,7 @@ class Communicator(
 
     def spent(self) -> tuple[int, int]:
         """Return how long this rank has waited in this epoch, and moved data in this cell."""
-        return self._context.waiter.wait_ns, 0 if self._tracer is None else self._tracer.moving_ns
+        return self._context.waiter.wait_ns, 0 if self._tracer is None else self._tracer.count()
 
     def release(self) -> None:
         """Release sent memory that receivers have taken over; the engine calls it when it is idle."""
@@ -317,6 +315,7 @@ class Communicator(
         self._context = self._context.forked_copy()
         if self._tracer is not None:
             self._tracer.close()  # it writes words of the rank
+            self._tracer = None
 
 
 OPERATIONS: tuple[str, ...] = tuple(

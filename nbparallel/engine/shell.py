@@ -292,12 +292,10 @@ class RankShell(InteractiveShell):
     def lines_of(self, error: BaseException) -> list[str]:
         """Return the parts of an error's traceback, in the notebook's colours; the error's own code runs."""
         # IPython asks for the module of each frame, and for one of a cell `inspect` looks at all modules
+        cells = list(filter(source_label, list(linecache.cache)))
         with suppress(FileNotFoundError):  # the working directory has been removed
-            inspect.modulesbyfile.update(
-                (name, "__main__")
-                for cell in list(linecache.cache) if source_label(cell)
-                for name in (cell, os.path.abspath(cell))
-            )  # fmt: skip
+            cells += map(os.path.abspath, cells[:])
+        inspect.modulesbyfile.update(dict.fromkeys(cells, "__main__"))
         try:
             if isinstance(error, SyntaxError):
                 return list(self.SyntaxTB.structured_traceback(type(error), error, None))
@@ -305,6 +303,8 @@ class RankShell(InteractiveShell):
                 self.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=0)
             )
         finally:
+            for name in cells:
+                inspect.modulesbyfile.pop(name, None)
             self.InteractiveTB.tb = None  # it would keep the frames, and all arrays that they hold
             _forget_parsed()
 

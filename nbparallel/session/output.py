@@ -156,7 +156,7 @@ class LineSink:
         self.display(rank, data, metadata, {}, update=False)
 
     def clear(self, rank: int, wait: bool) -> None:
-        pass  # what stands in a terminal or a file stays
+        """Do nothing: what stands in a terminal or a file stays."""
 
     def note(self, text: str) -> None:
         with self._lock:

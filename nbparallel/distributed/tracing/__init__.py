@@ -14,8 +14,9 @@ Off by default: a rank of a session enables it (`Communicator.record`).
 
 What the tracer counts it publishes in the control segment (`TimingRecord`) when an operation begins and
 ends, for readers while the cell runs.  Calls without the tracer are counted by what
-`RankContext.operations` has grown by between two traced ones, each as long as the traced short ones were on
-average: else a cell of nothing but small operations would seem to compute.
+`RankContext.operations` has grown by between two traced ones, each as long as the traced short ones of the
+statement were on average, and all no longer than the time between: else a cell of nothing but small
+operations would seem to compute.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class OperationTracer:
         """What traces operations, by name."""
         self._statements: deque[tuple[int, int]] = deque(maxlen=KEPT_STATEMENTS)
         self._traced_count = self._unseen = self._waits = self._short = 0
-        self._counted_at = 0  # context.operations when `_unseen` was right
+        self._counted_at = self._counted_ns = 0
+        """`RankContext.operations`, and the time without waits, when `_unseen` was right."""
         self._removed = False
         self._began_ns = self._ended_ns = self._moving_ns = self._wait_ns = 0
         self._short_count = self._short_ns = 0  # of short operations of the statement that were traced
@@ -101,30 +103,19 @@ class OperationTracer:
         self._noted.clear()
         self._statements.clear()
         self._traced_count = self._unseen = self._waits = self._moving_ns = self._context.private_nbytes = 0
+        self._renew()
         self._inside, self._awaited = False, -1
-        self._counted_at = self._context.operations
-        self._install(SHORT)
         self._began_ns = _clock()
-
-    @property
-    def moving_ns(self) -> int:
-        """How long this rank was in operations of this cell and did not wait; untraced ones are estimated."""
-        unseen = 0 if self._inside else self._context.operations - self._counted_at
-        # a wait inside of a wait counts twice
-        return max(0, self._moving_ns) + unseen * self._short_ns // max(1, self._short_count)
 
     def at_line(self, line: int) -> None:
         """Record the beginning of a statement."""
         self._statements.append((line, _clock()))
-        self._install(SHORT)
-        self._count()
-        self._short_count = self._short_ns = 0
+        self._renew()
 
     def end(self) -> None:
         """Stop tracing until the next cell."""
         self._ended_ns, self._wait_ns = _clock(), self._context.wait_ns
-        self._install(SHORT)
-        self._count()
+        self._renew()
         self._inside = True
         self._words[self._timing + TIMING_INSIDE] = 0
 
@@ -133,17 +124,16 @@ class OperationTracer:
         from nbparallel.wire.messages import RankTimeline  # no script needs it
 
         noted, operations = self._noted, self._traced_count + self._unseen
-        full = self._traced_count + self._waits > len(noted)
         return RankTimeline(
             self._context.rank,
             os.getpid(),
             self._began_ns,
             self._ended_ns,
-            noted_from_ns=noted[0][2] if full else self._began_ns,
+            noted_from_ns=noted[0][2] if self._traced_count + self._waits > len(noted) else self._began_ns,
             operations=operations,
             omitted=max(0, operations - len(noted)),
             wait_ns=self._wait_ns,
-            moving_ns=self.moving_ns,
+            moving_ns=self._moving_ns,
             noted=tuple(self._settled()),
             statements=tuple(self._statements),
             private_nbytes=self._context.private_nbytes,
@@ -188,14 +178,28 @@ class OperationTracer:
         self._words[self._timing + TIMING_UNCOUNTED] = 1
         self._observers.remove(self, QUICK)
 
-    def _count(self) -> None:
-        """Count what was called without the tracer, between two operations, and publish the number."""
-        called, words, timing = self._context.operations, self._words, self._timing
-        self._unseen += called - self._counted_at
-        words[timing + TIMING_MOVING] = self._moving_ns = self.moving_ns
-        self._counted_at = called
+    def _renew(self) -> None:
+        """Trace short operations anew, after those until now were counted."""
+        self._install(SHORT)
+        self.count()
+        self._short_count = self._short_ns = 0
+
+    def count(self) -> int:
+        """Count what was called without the tracer until now, and publish it; return the time in operations.
+
+        Waits are no part of it.  In an operation, or where no cell runs, nothing was called.
+        """
+        words, timing, called = self._words, self._timing, self._context.operations
+        now = _clock() - self._waiter.wait_ns
+        unseen = 0 if self._inside else called - self._counted_at
+        estimate = min(unseen * self._short_ns // max(1, self._short_count), now - self._counted_ns)
+        moving = max(0, self._moving_ns) + max(0, estimate)  # a wait inside of a wait counts twice
+        self._unseen, self._moving_ns = self._unseen + unseen, moving
+        self._counted_at, self._counted_ns = called, now
+        words[timing + TIMING_MOVING] = moving
         words[timing + TIMING_OPERATIONS] = self._traced_count + self._unseen
         words[timing + TIMING_UNCOUNTED] = self._removed
+        return moving
 
     def _traced(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return an operation that is traced: it only stores, and `take` interprets what it stored."""
@@ -211,7 +215,7 @@ class OperationTracer:
             if self._inside:  # an operation that is made of others counts once
                 return method(*args, **options)
             if context.operations != self._counted_at:
-                self._count()
+                self.count()
             self._inside, self._awaited, self.state = True, -1, None
             former, waited, nbytes, failed = protocol.number, waiter.wait_ns, context.nbytes, True
             context.former_wait_ns = waited
@@ -237,11 +241,11 @@ class OperationTracer:
                 self._traced_count += 1
                 self._moving_ns += end - begin - slept
                 words[counted] = self._traced_count + self._unseen
-                self._counted_at = context.operations
+                self._counted_at, self._counted_ns = context.operations, end - waiter.wait_ns
                 if slept:
                     context.write_timing()
             if end - begin >= SHORT_NS:
-                words[moving] = self.moving_ns
+                words[moving] = max(0, self._moving_ns)
             elif quick:
                 self._short -= 1
                 if self._short < SHORT // 2:  # caches are warm

@@ -107,10 +107,10 @@ class _Line:
             sys.stderr.flush()
 
     def refresh(self) -> None:
-        pass  # it shows no time
+        """Do nothing: it shows no time."""
 
     def close(self) -> None:
-        pass
+        """Leave the line."""
 
     def leave_text(self, text: str) -> None:
         sys.stderr.write(f"\r{text}\n")
