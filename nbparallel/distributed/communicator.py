@@ -282,7 +282,7 @@ class Communicator(
 
     def spent(self) -> tuple[int, int]:
         """Return how long this rank has waited in this epoch, and moved data in this cell."""
-        return self._context.waiter.wait_ns, 0 if self._tracer is None else self._tracer.count()
+        return self._context.waiter.wait_ns, 0 if self._tracer is None else self._tracer.moving_ns
 
     def release(self) -> None:
         """Release sent memory that receivers have taken over; the engine calls it when it is idle."""

@@ -107,6 +107,11 @@ class OperationTracer:
         self._inside, self._awaited = False, -1
         self._began_ns = _clock()
 
+    @property
+    def moving_ns(self) -> int:
+        """How long this rank has been in operations of this cell until now, waits excluded."""
+        return self._moving_ns if self._context.operations == self._counted_at else self.count()
+
     def at_line(self, line: int) -> None:
         """Record the beginning of a statement."""
         self._statements.append((line, _clock()))
@@ -269,14 +274,19 @@ class OperationTracer:
         """Yield what was noted, checked: users pass what they like as a rank."""
         size = self._context.world_size
         for name, line, begin, end, waited, nbytes, peer, awaited, number, group, failed in self._noted:
-            known, slept = peer if 0 <= peer < size else -1, min(waited, end - begin)
-            yield name, line, begin, end, slept, nbytes, known, awaited, number, group, failed
+            yield (
+                name, line, begin, end, min(waited, end - begin), nbytes, peer if 0 <= peer < size else -1,
+                awaited, number, group, failed,
+            )  # fmt: skip
 
 
 def operation_of(name: str) -> Operation:
     """Return the operation of the control segment that a method is: ``all_gather_object`` an all_gather."""
-    known = [operation for operation in Operation if operation.name in name]
-    return max(known, key=lambda operation: len(operation.name), default=Operation.none)
+    return max(
+        (operation for operation in Operation if operation.name in name),
+        key=lambda operation: len(operation.name),
+        default=Operation.none,
+    )
 
 
 def peer_argument(method: Any) -> tuple[int, str]:
