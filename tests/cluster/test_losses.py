@@ -162,8 +162,8 @@ def test_a_supervisor_that_dies_where_others_go_on(cluster: Loopback) -> None:
     with nbp.Session(cluster=cluster) as session:
         session.run("pass")
         pid = session.run("import os; os.getppid()", ranks=[1]).values[1]
-        pending = session.submit("import time; time.sleep(10 * rank)", on_error="continue")
-        time.sleep(0.3)
+        pending = session.submit("import time; print(1); time.sleep(10 * rank)", on_error="continue")
+        wait_until(lambda: pending.stdout(1), pending)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ParallelError, match="supervisor"):
             pending.result(20)
