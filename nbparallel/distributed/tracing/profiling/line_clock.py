@@ -7,7 +7,7 @@ Only code of the user's has events: what a library or the interpreter does is ti
     PY_RETURN, PY_YIELD    the clock turns to the line of the caller, which may be frames above;
     PY_UNWIND              also when an exception leaves it
 
-An event costs a third of a microsecond: too much for a short line in a loop.  So events may take a share of
+An event costs one to two microseconds: too much for a short line in a loop.  So events may take a share of
 the time.  When they took more, what fires often is disabled (*hot*), and the time is *dark* until the next
 event that is seen.  A thread enables all of it again every `PERIOD` seconds, for as long as the share allows.
 So the lines behind each seen event (its *anchor*) are sampled, and what was dark behind it is divided among
@@ -15,6 +15,11 @@ them as the samples are, but for rare long ones.  All time that is not dark is m
 
 A jump within a line, as in a comprehension, takes longer while events are enabled, but is no event of LINE.
 So one opening in `COUNTING` takes no samples, but counts these jumps; what they cost is none of a sample's.
+
+What an event costs is none of its line's time.  A machine that others use is at times half as quick for a
+tenth of a second, but events and reading the clock slow down alike.  So their ratio is measured once, and the
+clock's cost again and again.  CPython 3.12 runs code that has had events up to 5 % slower from then on: it
+has lost its superinstructions.
 """
 
 from __future__ import annotations
@@ -28,14 +33,16 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate
+from threading import get_ident
+from timeit import Timer
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 from nbparallel.distributed.runtime.observers import ObservedCell
 from nbparallel.distributed.tracing.profiling.line_log import OWN, LineTimer, Times, add, clock
 
-SHARE_BITS = 6
-"""Events may take a 64th of the time."""
+SHARE_BITS = 7
+"""Events may take a 128th of the time."""
 WINDOW_NS = 300_000
 """And so much more, before they are disabled: some hundreds."""
 FIRST_NS = 100_000
@@ -44,6 +51,8 @@ PERIOD = 0.02
 COUNTING, MOST_JUMPS = 8, 1000
 HOT_NS = 1_000_000
 """What fires again within this time may be disabled."""
+STEADY_NS = 10_000_000
+"""As long is a machine about as quick."""
 SHORT_NS = 2_000
 """No operation between ranks is shorter."""
 RARE, LONG = 0.01, 100  # a sample that is rare, and longer than so many medians, waited for the processor
@@ -52,8 +61,12 @@ _TOOLS = (4, 3, 2)
 _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once, at the loop's end
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NAME, _LONG_NS = "nbparallel", 10**12
-_NOTHING = "for i in 30 * (0,):\n    j = i\n    k = j", "any(None for _ in 45 * (0,))"  # 90 events each
-_INLINE = "[None for _ in 900 * (0,)]"  # 900 jumps
+_NOTHING = (
+    ("for i in 30 * (0,):\n    j = i\n    k = j", 90),
+    ("any(None for _ in 45 * (0,))", 90),
+    ("[None for _ in 900 * (0,)]", 900),
+)
+"""Code with so many events of lines, of generators, and jumps within a line."""
 
 
 class LinePlace:
@@ -117,22 +130,30 @@ def usual(samples: dict[int, list[int]]) -> tuple[Times, int]:
 class LineClock(LineTimer):
     """Measures lines by their events."""
 
+    # What each event reads and writes: an instance with more than 30 attributes in its dictionary is slow.
+    __slots__ = (
+        "_anchor", "_began", "_costs", "_counting", "_current", "_dark", "_dim", "_due", "_first", "_granted",
+        "_last", "_places", "_spots", "_thread", "_used",
+    )  # fmt: skip
+    ratios: ClassVar[list[int]] = [0, 0, 0]
+    """What the events, and a jump, of `_NOTHING` cost: 1024ths of reading the clock twenty times."""
+
     def __init__(self, cell: ObservedCell) -> None:
         super().__init__(cell)
         self._monitoring: Any = vars(sys)["monitoring"]
         self._ended = threading.Event()
-        self._costs, self._cost, self._jump_ns = [0, 0], 0, 0
+        self._costs, self._timer = [0, 0, 0], Timer(clock, timer=clock)
         self._begin()
 
     def _begin(self) -> None:
-        self._spots: dict[int, dict[int, list[Any]]] = {id(None): defaultdict(lambda: [0, False])}
-        """Of each code object, by identity, as comparing them is slow: when it last fired, whether hot."""
+        self._spots: dict[int, dict[int, list[Any]]] = {id(None): defaultdict(lambda: [0, False, None])}
+        """Of each code object, by identity, as comparing is slow: when it fired last, whether hot, where."""
         self._codes: dict[int, CodeType] = {}
         self._places: dict[tuple[str, int], LinePlace] = {}
         self._dimmed: dict[int, CodeType] = {}
         self._within: dict[int, set[tuple[int, int]]] = {}
         self._elsewhere = self._current = self._anchor = self._visited = self._place("", 0)
-        self._first, self._dim, self._dark, self._counting = True, False, False, False
+        self._first, self._dim, self._dark, self._counting, self._due = True, False, False, False, 0
         self._used = self._openings = self._counted = self._jumps = self._granted = 0
         self._began = self._last = clock()
 
@@ -147,7 +168,7 @@ class LineClock(LineTimer):
                 names.append(f"{monitoring.get_tool(tool)}")
         else:
             raise RuntimeError(f"other tools use sys.monitoring already: {', '.join(names)}")
-        self._tool, self._thread = tool, threading.get_ident()
+        self._tool, self._thread = tool, get_ident()
         self._events = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         self._callbacks = {
             events.LINE: self._line, events.PY_RETURN: self._return, events.PY_YIELD: self._return,
@@ -156,10 +177,8 @@ class LineClock(LineTimer):
         }  # fmt: skip
         for event, callback in self._callbacks.items():
             monitoring.register_callback(tool, event, callback)
-        self._costs = [0, 0]
-        # for each cell anew: the machine is not always as quick
-        self._costs = [self._calibrated(text, 90) for text in _NOTHING]
-        self._jump_ns = self._calibrated(_INLINE, 900)
+        if not any(self.ratios):
+            self.ratios[:] = [self._calibrated(*each) for each in _NOTHING]
         self._begin()
         self._opener = threading.Thread(target=self._open, name="nbparallel profile", daemon=True)
         self._opener.start()
@@ -189,31 +208,27 @@ class LineClock(LineTimer):
     def lines(self) -> Iterator[tuple[str, int, Times]]:
         """Yield file, line and times of each line; what no line of the user's took is line 0 of no file."""
         for place in self._places.values():
-            for each, times in place.divided(self._jump_ns):
-                add(each.times, times)
+            samples = [(other, times) for other, found in place.hidden.items() for times in found.values()]
+            for each, times in (*samples, *place.divided(self._costs[2])):
+                add((each or place).times, times)
         for place in self._places.values():
             yield place.filename, place.line, [max(0, ns) for ns in place.times]
 
     def _calibrated(self, text: str, count: int) -> int:
-        """Return how much longer each of so many events or jumps makes code take, besides callbacks."""
-        code, alone, observed = compile(text, OWN, "exec"), [], []
+        """Return how much longer events, or jumps, make code take, besides the callbacks: see `ratios`."""
+        code, found = compile(text, OWN, "exec"), []
         codes = [code, *(part for part in code.co_consts if isinstance(part, CodeType))]
-        for _ in range(4):
-            began = clock()
-            exec(code, {})
-            alone.append(clock() - began)
-        for _ in range(4):
+        alone = int(min(Timer(lambda: exec(code, {}), timer=clock).repeat(5, 1)))
+        for _ in range(5):
             self._begin()
-            self._used = -_LONG_NS  # no event is too much
+            self._used, pace = -_LONG_NS, int(min(self._timer.repeat(3, 20)))  # no event is too much
             for each in codes:
                 self._adopt(each)
-            self._last = clock()
+            self._last = began = clock()
             exec(code, {})
-            observed.append(sum(place.times[0] for place in self._places.values()))
-        for each in codes:
-            self._have(each, 0)
-        longer = sorted(observed)[1] - sorted(alone)[1]  # the second of each: the least may be chance
-        return max(0, longer // count)
+            longer = clock() - began - (self._used + _LONG_NS) - alone
+            found.append((longer << 10) // (count * pace))
+        return max(0, sorted(found)[2])
 
     def _open(self) -> None:
         """Enable what was disabled, again and again."""
@@ -255,7 +270,7 @@ class LineClock(LineTimer):
         if id(code) not in self._codes:
             if not self._is_users(code.co_filename):
                 return False
-            self._codes[id(code)], self._spots[id(code)] = code, defaultdict(lambda: [0, False])
+            self._codes[id(code)], self._spots[id(code)] = code, defaultdict(lambda: [0, False, None])
             self._have(code, self._events)
         return True
 
@@ -269,21 +284,19 @@ class LineClock(LineTimer):
         return self._monitoring.DISABLE
 
     def _line(self, code: CodeType, line: int) -> Any:
-        return self._turn(clock(), code, line, self._place(code.co_filename, line))
+        return self._turn(clock(), code, line)
 
     def _jumped(self, code: CodeType, offset: int, target: int) -> Any:
         self._counting &= self._counted < MOST_JUMPS
         if not self._counting or (offset, target) not in self._within[id(code)]:
             return self._monitoring.DISABLE
-        self._counted += 1
-        self._jumps += 1
+        self._counted, self._jumps = self._counted + 1, self._jumps + 1
         self._used += self._costs[0]
         return None
 
     def _return(self, code: CodeType, offset: int, _value: object) -> Any:
-        now = clock()
         return self._turn(
-            now, code, ~offset,
+            clock(), code, ~offset,
             self._place_of(sys._getframe(1).f_back)
             or (self._current if code.co_flags & _ASYNC else self._elsewhere),  # what awaits: its line
         )  # fmt: skip
@@ -295,9 +308,8 @@ class LineClock(LineTimer):
         return self._turn(now, code, ~offset, self._place_of(sys._getframe(1)) or self._elsewhere)
 
     def _unwound(self, code: CodeType, offset: int, _error: BaseException) -> None:
-        now = clock()
         if id(code) in self._codes:  # this event cannot be disabled
-            self._turn(now, code, ~offset, self._place_of(sys._getframe(1).f_back) or self._elsewhere)
+            self._turn(clock(), code, ~offset, self._place_of(sys._getframe(1).f_back) or self._elsewhere)
 
     def _place_of(self, frame: FrameType | None) -> LinePlace | None:
         """Return the innermost line of the user's."""
@@ -305,32 +317,31 @@ class LineClock(LineTimer):
         return frame and self._place(frame.f_code.co_filename, frame.f_lineno)
 
     def _place(self, filename: str, line: int) -> LinePlace:
-        place = self._places.get((filename, line))
-        if place is None:
-            place = self._places[filename, line] = LinePlace(filename, line)
-        return place
+        key = filename, line
+        return self._places.get(key) or self._places.setdefault(key, LinePlace(*key))
 
-    def _turn(self, now: int, code: CodeType | None, key: int, place: LinePlace) -> Any:
-        """End the time of the last event, and begin that of a place; return what the callback returns."""
+    def _turn(self, now: int, code: Any, key: int, place: LinePlace | None = None) -> Any:
+        """End the time of the last event, and begin that of a place, or of line `key` of a code object."""
         spots = self._spots.get(id(code))
         if spots is None:
             return None
         spot = spots[key]
-        measured, cost = threading.get_ident() == self._thread, self._costs[key < 0]
+        place = spot[2] = place or spot[2] or self._place(code.co_filename, key)
+        measured, cost = get_ident() == self._thread, self._costs[key < 0]
         if measured:
-            anchor, current = self._anchor, self._current
-            elapsed = now - self._last - ((self._cost + cost) >> 1)  # below 0 at times: sums must be right
-            times = [elapsed, *self._since(now)[1:]] if elapsed > SHORT_NS else [elapsed, 0, 0]
-            add(anchor.dark if self._dark else current.times, times)
+            anchor = self._anchor
+            elapsed = now - self._last - (cost >> 1)  # below 0 at times: sums must be right
+            times = (elapsed, *self._since(now)[1:]) if elapsed > SHORT_NS else (elapsed, 0, 0)
             if self._dark:
+                add(anchor.dark, times)
                 anchor.darkened += self._first
             else:
-                sample = anchor.hidden[None if self._first else current][max(0, elapsed).bit_length()]
+                samples = anchor.hidden[None if self._first else self._current]
+                sample = samples[elapsed.bit_length() if elapsed > 0 else 0]
                 add(sample, times)
                 sample[3] += 1
         action = None
-        allowed = WINDOW_NS + ((now - self._began) >> SHARE_BITS)
-        too_much = self._used > max(allowed, self._granted)
+        too_much = self._used > self._granted and self._used > WINDOW_NS + ((now - self._began) >> SHARE_BITS)
         hot = place.hot = spot[1] or now - spot[0] < HOT_NS
         if too_much and hot and self._anchor.new:
             self._anchor.new = self._counting = False
@@ -345,23 +356,22 @@ class LineClock(LineTimer):
                 if jumps:
                     self._have(code, self._events & ~self._monitoring.events.LINE)
         spot[0] = now
-        end = clock()
         if measured:
-            self._current, self._first, self._dark, self._last, self._cost = (
-                place,
-                not hot,
-                self._dim or (hot and self._counting),
-                end,
-                cost,
-            )
+            if now > self._due:
+                self._due, pace = now + STEADY_NS, int(min(self._timer.repeat(3, 20)))
+                self._costs = [pace * ratio >> 10 for ratio in self.ratios]
+            if not hot:
+                self._anchor = place
             if self._counting:  # a visit that has been counted to its end
                 self._visited.visits += 1
                 self._visited.jumps += self._jumps
                 self._visited, self._jumps = place, 0
-            if not hot:
-                self._anchor = place
+            self._current, self._first, self._dark = place, not hot, self._dim or (hot and self._counting)
+        end = clock()
+        if measured:
+            self._last = end + (cost >> 1)
         # Also where another thread runs the code; what takes longer has waited for the processor.
-        self._used += min(end - now, WINDOW_NS) + cost
+        self._used += (end - now if end - now < WINDOW_NS else WINDOW_NS) + cost
         return action
 
 

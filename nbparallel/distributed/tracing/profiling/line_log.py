@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -136,7 +136,7 @@ def _assigned(statement: ast.stmt) -> Iterator[str]:
             yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
-def add(times: Times, more: Times) -> None:
+def add(times: Times, more: Sequence[int]) -> None:
     """Add times to others."""
     times[0] += more[0]
     times[1] += more[1]
