@@ -20,7 +20,7 @@ SOURCES = sorted(TREE.modules.values())
 MAX_LINES = 600
 MAX_ENTRIES = 16
 MAX_SUBCLASSES = 2
-MOST_STATEMENTS = {"library": 34_690, "core": 24_260, "satellites": 10_430, "tests": 31_074}
+MOST_STATEMENTS = {"library": 34_689, "core": 24_260, "satellites": 10_429, "tests": 31_074}
 """What each may hold; the aims are 31,000, 22,500, 8,500 and 29,000.  Raising one needs a decision."""
 FORBIDDEN = {
     "_multiprocessing": "its semaphores stay locked when their holder is killed",

@@ -145,7 +145,7 @@ def test_what_events_cost_follows_the_machine() -> None:
         "SHARE_BITS = 3  # many events\nfrom time import perf_counter_ns as ns\n"
         "begin = first = pace = 1\ndef clock():\n    return begin + pace * (ns() - first)"
     )
-    loop = "for i in range(100_000):\n    a = i\n    b = sum(numbers)"
+    loop = "for i in range(300_000):\n    a = i\n    b = sum(numbers)"
     with Session(1) as session:
         session.run(
             f"import {LineClock.__module__} as lines\nexec({clock!r}, vars(lines))\nnumbers = range(60)"
@@ -154,7 +154,7 @@ def test_what_events_cost_follows_the_machine() -> None:
             session, f"{loop}\nlines.begin, lines.first, lines.pace = lines.clock(), lines.ns(), 2\n{loop}"
         )
     head, short, long = (sum(each.seconds for each in times(profile, line)) for line in (5, 6, 7))
-    assert head + short < 0.35 * long, profile
+    assert head + short < 0.45 * long, profile
 
 
 @needs_monitoring

@@ -16,10 +16,9 @@ them as the samples are, but for rare long ones.  All time that is not dark is m
 A jump within a line, as in a comprehension, takes longer while events are enabled, but is no event of LINE.
 So one opening in `COUNTING` takes no samples, but counts these jumps; what they cost is none of a sample's.
 
-What an event costs is none of its line's time.  A machine that others use is at times half as quick for a
-tenth of a second, but events and reading the clock slow down alike.  So their ratio is measured once, and the
-clock's cost again and again.  CPython 3.12 runs code that has had events up to 5 % slower from then on: it
-has lost its superinstructions.
+What an event costs is none of its line's time.  A core that others use too is at times half as quick, but
+events and reading the clock slow down alike.  So their ratio is measured once, and the clock's cost again and
+again.  CPython 3.12 runs code that has had events up to 5 % slower from then on: it has no superinstructions.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ import sys
 import threading
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import accumulate
 from threading import get_ident
-from timeit import Timer
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
@@ -51,8 +49,8 @@ PERIOD = 0.02
 COUNTING, MOST_JUMPS = 8, 1000
 HOT_NS = 1_000_000
 """What fires again within this time may be disabled."""
-STEADY_NS = 10_000_000
-"""As long is a machine about as quick."""
+STEADY_NS, SETTLED_NS = 10_000_000, 100_000
+"""As long is a core about as quick; and as long the thread that enables events may still use it."""
 SHORT_NS = 2_000
 """No operation between ranks is shorter."""
 RARE, LONG = 0.01, 100  # a sample that is rare, and longer than so many medians, waited for the processor
@@ -62,8 +60,8 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs} - {dis.opmap["FOR_ITER"]}  # it jumps once
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _NAME, _LONG_NS = "nbparallel", 10**12
 _NOTHING = (
-    ("for i in 30 * (0,):\n    j = i\n    k = j", 90),
-    ("any(None for _ in 45 * (0,))", 90),
+    ("for i in 60 * (0,):\n    j = i\n    k = j", 180),
+    ("any(None for _ in 90 * (0,))", 180),
     ("[None for _ in 900 * (0,)]", 900),
 )
 """Code with so many events of lines, of generators, and jumps within a line."""
@@ -136,13 +134,13 @@ class LineClock(LineTimer):
         "_last", "_places", "_spots", "_thread", "_used",
     )  # fmt: skip
     ratios: ClassVar[list[int]] = [0, 0, 0]
-    """What the events, and a jump, of `_NOTHING` cost: 1024ths of reading the clock twenty times."""
+    """What the events, and a jump, of `_NOTHING` cost: in 2**20ths of reading the clock twenty times."""
 
     def __init__(self, cell: ObservedCell) -> None:
         super().__init__(cell)
         self._monitoring: Any = vars(sys)["monitoring"]
         self._ended = threading.Event()
-        self._costs, self._timer = [0, 0, 0], Timer(clock, timer=clock)
+        self._costs, self._pace = [0, 0, 0], _LONG_NS
         self._begin()
 
     def _begin(self) -> None:
@@ -218,17 +216,15 @@ class LineClock(LineTimer):
         """Return how much longer events, or jumps, make code take, besides the callbacks: see `ratios`."""
         code, found = compile(text, OWN, "exec"), []
         codes = [code, *(part for part in code.co_consts if isinstance(part, CodeType))]
-        alone = int(min(Timer(lambda: exec(code, {}), timer=clock).repeat(5, 1)))
-        for _ in range(5):
+        alone = _least(5, exec, code, {})
+        for _ in range(12):
             self._begin()
-            self._used, pace = -_LONG_NS, int(min(self._timer.repeat(3, 20)))  # no event is too much
+            self._used = -_LONG_NS  # no event is too much
             for each in codes:
                 self._adopt(each)
-            self._last = began = clock()
-            exec(code, {})
-            longer = clock() - began - (self._used + _LONG_NS) - alone
-            found.append((longer << 10) // (count * pace))
-        return max(0, sorted(found)[2])
+            longer = _least(1, exec, code, {}) - (self._used + _LONG_NS) - alone
+            found.append((longer << 20) // (count * self._pace))
+        return max(0, sorted(found)[3])  # other processes may have disturbed several
 
     def _open(self) -> None:
         """Enable what was disabled, again and again."""
@@ -244,7 +240,7 @@ class LineClock(LineTimer):
                     self._used += clock() - begin
 
     def _enable(self) -> None:
-        self._dim, codes, self._dimmed = False, self._dimmed, {}
+        self._dim, self._due, codes, self._dimmed = False, clock() + SETTLED_NS, self._dimmed, {}
         for code in codes.values():
             self._have(code, 0)
             self._have(code, self._events | (self._counting and self._monitoring.events.JUMP))
@@ -337,8 +333,7 @@ class LineClock(LineTimer):
                 anchor.darkened += self._first
             else:
                 samples = anchor.hidden[None if self._first else self._current]
-                sample = samples[elapsed.bit_length() if elapsed > 0 else 0]
-                add(sample, times)
+                add(sample := samples[elapsed.bit_length() * (elapsed > 0)], times)
                 sample[3] += 1
         action = None
         too_much = self._used > self._granted and self._used > WINDOW_NS + ((now - self._began) >> SHARE_BITS)
@@ -358,8 +353,10 @@ class LineClock(LineTimer):
         spot[0] = now
         if measured:
             if now > self._due:
-                self._due, pace = now + STEADY_NS, int(min(self._timer.repeat(3, 20)))
-                self._costs = [pace * ratio >> 10 for ratio in self.ratios]
+                last, self._due = self._pace, now + STEADY_NS
+                self._pace = _least(12, lambda: [clock() for _ in range(20)])
+                # the less of the last two: another process may have had the core just then
+                self._costs = [min(last, self._pace) * ratio >> 20 for ratio in self.ratios]
             if not hot:
                 self._anchor = place
             if self._counting:  # a visit that has been counted to its end
@@ -373,6 +370,11 @@ class LineClock(LineTimer):
         # Also where another thread runs the code; what takes longer has waited for the processor.
         self._used += (end - now if end - now < WINDOW_NS else WINDOW_NS) + cost
         return action
+
+
+def _least(many: int, call: Callable[..., object], *args: Any) -> int:
+    """Return how long a call takes, at least."""
+    return min(end - begin for begin, _, end in [(clock(), call(*args), clock()) for _ in range(many)])
 
 
 @lru_cache(maxsize=64)
